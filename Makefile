@@ -1,0 +1,45 @@
+# Everything runs in .venv, made from requirements.lock by whichever Python 3.11+ is found first.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+
+.PHONY: help install test demo lint types format bench lock clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
+
+install: .venv/.installed  ## make .venv and install exact versions into it
+
+.venv/.installed: requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or later is needed; set PYTHON=/path/to/it" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test: install  ## run the tests
+	@$(BIN)/python -m pytest
+
+demo: install  ## see what it does
+	@$(BIN)/tamis demo
+
+lint: install  ## style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install  ## mypy --strict
+	$(BIN)/mypy
+
+format: install  ## put the format right
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format --quiet .
+
+bench: install  ## compare with Apache's engine (needs Java and Maven)
+	$(BIN)/python benchmarks/bench_filter.py
+
+lock:  ## choose versions anew; needs uv
+	uv pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes \
+		--no-emit-index-url --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+
+clean:  ## remove what make made
+	rm -rf .venv tests/interop/target

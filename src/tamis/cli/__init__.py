@@ -1,0 +1,1 @@
+"""The `tamis` command: arguments, files, environment and exit codes. Nothing imports it."""

@@ -1,0 +1,79 @@
+"""The command's entry: the list of commands, and how errors end.
+
+Exit codes: 0 done (or matched), 1 failed (or not matched), 2 misused. Commands import what they need
+when they run, so that `tamis --help` and shell completion stay quick.
+"""
+
+import os
+import sys
+
+import click
+
+from .. import __version__
+from ..errors import Error, InvalidFilter
+from .demo import demo
+from .filter import filter_group
+
+__all__ = ["main"]
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(context_settings=_CONTEXT)
+@click.version_option(__version__, prog_name="tamis", message="%(prog)s %(version)s")
+def tamis() -> None:
+    """RocketMQ's message filtering, in Python."""
+
+
+@tamis.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for a shell.
+
+    For bash, in ~/.bashrc:  eval "$(tamis completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(tamis, {}, "tamis", "_TAMIS_COMPLETE").source())
+
+
+tamis.add_command(demo)
+tamis.add_command(filter_group)
+
+
+def main() -> None:
+    try:
+        code = tamis.main(prog_name="tamis", standalone_mode=False)
+    except InvalidFilter as error:
+        click.echo(f"tamis: {error}", err=True)
+        if error.text:
+            click.echo(_indented(error.picture()), err=True)
+        code = 2
+    except Error as error:
+        click.echo(f"tamis: {error}", err=True)
+        code = 1
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = 2
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "tamis"
+        click.echo(f"{where}: {error.format_message()} (see {where} --help)", err=True)
+        code = 2
+    except click.ClickException as error:
+        click.echo(f"tamis: {error.format_message()}", err=True)
+        code = error.exit_code
+    except click.exceptions.Exit as exit:
+        code = exit.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does: nothing more to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _indented(text: str) -> str:
+    return "\n".join("  " + line for line in text.split("\n"))

@@ -1,0 +1,188 @@
+"""Whether tests of one property can hold together, or leave nothing out.
+
+Only tests of a property against constants are looked at, so an answer is certain and silence is not.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .engines.closures import compile_closure, compile_value, evaluate, value_kind
+from .logic import Outcome
+from .nodes import And, Between, Compare, Constant, Expr, In, IsNull, Kind, Operator, Property
+
+__all__ = ["conflict", "coverage", "number"]
+
+
+def conflict(terms: Sequence[Expr]) -> tuple[Expr, ...] | None:
+    """Two tests among the terms of an AND that no value passes together."""
+    tests = [term for term in _flattened(terms) if _subject(term) is not None]
+    for i, first in enumerate(tests):
+        for second in tests[:i]:
+            if _subject(first) == _subject(second) and _exclude(second, first):
+                return second, first
+    return None
+
+
+def coverage(terms: Sequence[Expr]) -> tuple[Expr, ...] | None:
+    """Two tests among the terms of an OR of which every value passes at least one."""
+    kept = [(term, opposite) for term in terms if (opposite := _opposite(term)) is not None]
+    for i, (first, not_first) in enumerate(kept):
+        for second, not_second in kept[:i]:
+            if _subject(first) == _subject(second) and _exclude(not_second, not_first):
+                return second, first
+    return None
+
+
+def number(expr: Expr) -> int | float | None:
+    """The value of a number written in the filter, sign and all."""
+    if value_kind(expr) not in (Kind.INT, Kind.LONG, Kind.DOUBLE):
+        return None
+    value = compile_value(expr)({})
+    assert isinstance(value, int | float)
+    return value
+
+
+def _flattened(terms: Sequence[Expr]) -> Iterator[Expr]:
+    for term in terms:
+        if isinstance(term, And):
+            yield from _flattened(term.terms)
+        else:
+            yield term
+
+
+def _subject(test: Expr) -> str | None:
+    """The property a test is about, if it is one we can reason about."""
+    match test:
+        case IsNull(Property(name)) | In(Property(name)):
+            return name
+        case Between(Property(name)) if _range(test) is not None:
+            return name
+        case Compare(_, Property(name), right) if _is_fixed(right):
+            return name
+        case Compare(_, left, Property(name)) if _is_fixed(left):
+            return name
+        case _:
+            return None
+
+
+def _is_fixed(expr: Expr) -> bool:
+    return isinstance(expr, Constant) or number(expr) is not None
+
+
+def _exclude(first: Expr, second: Expr) -> bool:
+    """Whether no value of their one property makes both true."""
+    if _needs_absence(first) or _needs_absence(second):
+        return not (_allows_absence(first) and _allows_absence(second))
+    for test, other in ((first, second), (second, first)):
+        texts = _texts(test)
+        if texts is not None:  # few enough to try them all
+            closure = compile_closure(other)
+            name = _subject(other)
+            assert name is not None
+            return not any(evaluate(closure, {name: t}) is Outcome.TRUE for t in texts)
+    ranges = _range(first), _range(second)
+    if ranges[0] is None or ranges[1] is None:
+        return False
+    return ranges[0].misses(ranges[1])
+
+
+def _needs_absence(test: Expr) -> bool:
+    return isinstance(test, IsNull) and not test.negated
+
+
+def _allows_absence(test: Expr) -> bool:
+    name = _subject(test)
+    assert name is not None
+    return evaluate(compile_closure(test), {}) is Outcome.TRUE
+
+
+def _texts(test: Expr) -> tuple[str, ...] | None:
+    """All texts that pass, if the test names them."""
+    match test:
+        case In(choices=choices, negated=False):
+            return choices
+        case Compare(Operator.EQ, Property(), Constant(value=str() as text)):
+            return (text,)
+        case Compare(Operator.EQ, Constant(value=str() as text), Property()):
+            return (text,)
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    low: int | float = -math.inf
+    high: int | float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+    whole: bool = False  # integers only
+
+    def misses(self, other: "_Range") -> bool:
+        low, open_low = max((self.low, self.open_low), (other.low, other.open_low))
+        high, closed_high = min((self.high, not self.open_high), (other.high, not other.open_high))
+        if self.whole and other.whole and math.isfinite(low) and math.isfinite(high):
+            low, open_low = low + open_low, False  # a > 5 is a >= 6
+            high, closed_high = high - (not closed_high), True
+        return low > high or (low == high and (open_low or not closed_high))
+
+
+def _range(test: Expr) -> _Range | None:
+    match test:
+        case Between(Property(), low, high, False):
+            low_value, high_value = number(low), number(high)
+            if low_value is None or high_value is None or low_value > high_value:
+                return None  # reversed bounds are another finding
+            whole = isinstance(low_value, int) and isinstance(high_value, int)
+            return _Range(low_value, high_value, whole=whole)
+        case Compare(operator, Property(), right):
+            value = number(right)
+        case Compare(operator, left, Property()):
+            value = number(left)
+            operator = _MIRRORED.get(operator, operator)
+        case _:
+            return None
+    if value is None:
+        return None
+    whole = isinstance(value, int)
+    match operator:
+        case Operator.EQ:
+            return _Range(value, value, whole=whole)
+        case Operator.GT | Operator.GE:
+            return _Range(low=value, open_low=operator is Operator.GT, whole=whole)
+        case Operator.LT | Operator.LE:
+            return _Range(high=value, open_high=operator is Operator.LT, whole=whole)
+        case Operator.NE:
+            return None
+
+
+_MIRRORED = {
+    Operator.GT: Operator.LT,
+    Operator.GE: Operator.LE,
+    Operator.LT: Operator.GT,
+    Operator.LE: Operator.GE,
+}
+
+_OPPOSITES = {
+    Operator.EQ: Operator.NE,
+    Operator.NE: Operator.EQ,
+    Operator.GT: Operator.LE,
+    Operator.GE: Operator.LT,
+    Operator.LT: Operator.GE,
+    Operator.LE: Operator.GT,
+}
+
+
+def _opposite(test: Expr) -> Expr | None:
+    """The test that a present value passes exactly when it fails this one."""
+    if _subject(test) is None:
+        return None
+    match test:
+        case Compare(operator, left, right):
+            return Compare(_OPPOSITES[operator], left, right)
+        case In(operand, choices, negated):
+            return In(operand, choices, not negated)
+        case IsNull(operand, negated):
+            return IsNull(operand, not negated)
+        case _:
+            return None

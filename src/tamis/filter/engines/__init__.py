@@ -1,0 +1,1 @@
+"""Engines: one AST, one verdict, each fast at something else."""
