@@ -23,7 +23,7 @@ class Case(NamedTuple):
 
 
 def cases(lines: Iterable[str], report: Callable[[int, str], None]) -> Iterator[Case]:
-    """The well-formed lines; the others go to `report` with their number. Blank ones are skipped."""
+    """The well-formed lines; others go to `report` with their number, blank ones are skipped."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -36,7 +36,9 @@ def filter_group() -> None:
 
 @filter_group.command()
 @click.argument("expression", metavar="EXPR")
-@click.option("-p", "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option(
+    "-p", "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="May be repeated."
+)
 @_tags
 @_dialect
 @click.option("--strict", is_flag=True, help="Refuse what lint calls an error.")
@@ -66,7 +68,9 @@ def test(
     except InvalidFilter as error:
         if not as_json:
             raise
-        _echo_json({"expr": expression, "compile": "error", "matched": False, "error": _where(error)})
+        _echo_json(
+            {"expr": expression, "compile": "error", "matched": False, "error": _where(error)}
+        )
         context.exit(2)
     context.exit(0 if matched else 1)
 
@@ -205,9 +209,8 @@ def lint(
     warnings and notes), 1: errors, 2: an expression does not compile.
     """
     from ..errors import InvalidFilter
-    from ..filter.lint import Severity
+    from ..filter.lint import Severity, lint_tags
     from ..filter.lint import lint as lint_sql
-    from ..filter.lint import lint_tags
 
     worst = 0
     for label, text in _texts(expressions):

@@ -1,7 +1,7 @@
 """The command's entry: the list of commands, and how errors end.
 
-Exit codes: 0 done (or matched), 1 failed (or not matched), 2 misused. Commands import what they need
-when they run, so that `tamis --help` and shell completion stay quick.
+Exit codes: 0 done (or matched), 1 failed (or not matched), 2 misused. Commands import what they
+need when they run, so that `tamis --help` and shell completion stay quick.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Whether tests of one property can hold together, or leave nothing out.
 
-Only tests of a property against constants are looked at, so an answer is certain and silence is not.
+Only tests of a property against constants are looked at: an answer is certain, silence is not.
 """
 
 import math

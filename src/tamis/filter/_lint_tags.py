@@ -40,7 +40,9 @@ def findings(expression: str) -> Iterator[_Row]:
 
 def _one_tag(expression: str, tag: str) -> Iterator[_Row]:
     if _SQL.search(tag):
-        message = f"'{tag}' looks like SQL92 but is taken for a tag: subscribe with a SQL92 selector"
+        message = (
+            f"'{tag}' looks like SQL92 but is taken for a tag: subscribe with a SQL92 selector"
+        )
         yield "tag-sql", "error", message, None
     elif _AND.search(tag):
         message = f"'{tag}' is taken for one tag: a message has one tag, so two never hold together"

@@ -1,7 +1,7 @@
 """The bloom filter by which a broker notes, per message, which groups' SQL matched.
 
-RocketMQ's `BloomFilter`, `BloomFilterData` and `BitsArray` (4.9.4): a group sets the same positions,
-those of `group#topic`, whatever its expression says.
+RocketMQ's `BloomFilter`, `BloomFilterData` and `BitsArray` (4.9.4): a group sets the same
+positions, those of `group#topic`, whatever its expression says.
 """
 
 import math
@@ -39,9 +39,7 @@ class BitArray:
         return bytes(self._data)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, BitArray) and self.size == other.size and self._data == other._data
-        )
+        return isinstance(other, BitArray) and self.size == other.size and self._data == other._data
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
@@ -107,7 +105,7 @@ class BloomFilter:
         return all(bits[position] for position in positions)
 
     def accepts(self, positions: tuple[int, ...], bit_count: int) -> bool:
-        """Whether positions stored earlier, for an array of `bit_count`, still mean the same here."""
+        """Whether positions stored earlier, for `bit_count` bits, still mean the same here."""
         return bit_count == self.bits and len(positions) == self.hashes
 
     def _check(self, bits: BitArray) -> None:

@@ -54,8 +54,9 @@ def why_not_comparable(comparison: Compare) -> Problem | None:
         if isinstance(side, Constant) and side.value is None:
             hint = "write IS NOT NULL" if comparison.operator is Operator.NE else "write IS NULL"
             return Problem(side, "nothing is compared with NULL by = or <>", hint)
-    if isinstance(left, Constant) and isinstance(right, Constant):
-        if left.kind is Kind.BOOLEAN and right.kind is not Kind.BOOLEAN:
+    match left, right:
+        # not the other way round: 1 = TRUE compiles
+        case Constant(kind=Kind.BOOLEAN), Constant(kind=kind) if kind is not Kind.BOOLEAN:
             return Problem(left, f"{_name(left)} can't be compared with {_name(right)}")
     return None
 
@@ -65,12 +66,12 @@ def why_not_between(between: Between) -> Problem | None:
     problem = _why_no_order(between.operand) or _why_no_order(low) or _why_no_order(high)
     if problem or between.negated:
         return problem
-    if isinstance(low, Constant) and isinstance(high, Constant):
-        assert low.value is not None and high.value is not None
-        if compare(Operator.LT, high.value, high.kind, low.value, low.kind):
-            hint = f"write BETWEEN {high.value} AND {low.value}"
-            return Problem(low, f"the lower bound {low.value} is above {high.value}", hint)
-    return None
+    if not isinstance(low, Constant) or not isinstance(high, Constant):
+        return None  # -5 is no constant here: a reversed range with it compiles
+    if not compare(Operator.LT, high.value, high.kind, low.value, low.kind):
+        return None
+    hint = f"write BETWEEN {high.value} AND {low.value}"
+    return Problem(low, f"the lower bound {low.value} is above {high.value}", hint)
 
 
 def _why_no_order(side: Expr) -> Problem | None:

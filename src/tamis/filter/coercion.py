@@ -59,8 +59,8 @@ def to_long(text: str) -> int:
 def _integer(text: str) -> int | None:
     digits = text[1:] if text.startswith(("+", "-")) else text
     if not (digits.isascii() and digits.isdigit()):
-        # `Character.digit` knows the digits of all scripts, but sees one UTF-16 unit at a time: those
-        # outside the BMP are none.
+        # `Character.digit` knows the digits of all scripts, but sees one UTF-16 unit at a time:
+        # those outside the BMP are none.
         if not digits or any(c > "\uffff" or unicodedata.decimal(c, -1) < 0 for c in digits):
             return None
         digits = "".join(str(unicodedata.decimal(c)) for c in digits)
@@ -85,7 +85,7 @@ _NAMED = {
 
 
 def to_double(text: str) -> float:
-    """Java's `Double.valueOf`: trims, takes `1f`, `0x1p3`, `NaN`, `Infinity`; no `nan`, no `1_0`."""
+    """Java's `Double.valueOf`: trims, takes `1f`, `0x1p3`, `NaN`, `Infinity`; not `nan`, `1_0`."""
     trimmed = text.strip(_JAVA_BLANKS)
     if found := _DECIMAL.match(trimmed):
         return float(found.group())

@@ -1,5 +1,5 @@
-"""Why a message does or does not match: the outcome of every part, what each side was worth, and one
-sentence on the part that decided.
+"""Why a message does or does not match: the outcome of every part, what each side was worth, and
+one sentence on the part that decided.
 """
 
 import math

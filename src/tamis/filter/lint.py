@@ -142,9 +142,7 @@ def _ignored_text(selector: Selector) -> Iterator[Finding]:
     elif token.kind is not TokenKind.COMMA:
         joined = f"{text[: token.start]}AND {text[token.start :]}"
         if _compiles(joined, selector.dialect):
-            yield Finding(
-                "ignored-text", Severity.ERROR, message, token.start, token.start, "AND "
-            )
+            yield Finding("ignored-text", Severity.ERROR, message, token.start, token.start, "AND ")
             return
     yield Finding("ignored-text", Severity.ERROR, message, token.start, len(text), None)
 
@@ -251,7 +249,9 @@ def _always_null(selector: Selector) -> Iterator[Finding]:
             continue
         if isinstance(parent, Negate):
             continue
-        message = f"{render(expr)} is always null: minus works on numbers written in the filter only"
+        message = (
+            f"{render(expr)} is always null: minus works on numbers written in the filter only"
+        )
         better = None
         if isinstance(parent, Compare) and isinstance(expr.operand, Property):
             mirrored = _mirror(parent) if parent.right is expr else parent
@@ -290,12 +290,13 @@ def _missing_property(selector: Selector) -> Iterator[Finding]:
     rule = "missing-property"
     for parent, expr in _with_parents(selector.expression):
         match expr:
-            case (
-                Compare(Operator.NE, Property(name) as operand, right)
-                | Not(Compare(Operator.EQ, Property(name) as operand, right))
+            case Compare(Operator.NE, Property(name) as operand, right) | Not(
+                Compare(Operator.EQ, Property(name) as operand, right)
             ) if not properties_of(right) and value_kind(right) is not Kind.NULL:
                 pass
-            case In(Property(name) as operand, _, True) | Not(In(Property(name) as operand, _, False)):
+            case In(Property(name) as operand, _, True) | Not(
+                In(Property(name) as operand, _, False)
+            ):
                 pass
             case Compare(Operator.EQ | Operator.NE, left, Property(name)) if (
                 isinstance(left, Constant) and left.kind is not Kind.BOOLEAN and name not in tested
@@ -370,7 +371,7 @@ def _with_decimals(expr: Compare | Between) -> Expr | None:
             if decimal is not None:
                 return Compare(operator, left, decimal)
             least = Constant(5e-324)
-            around = {
+            around: dict[Operator, tuple[Operator, Expr]] = {
                 Operator.GT: (Operator.GE, least),
                 Operator.GE: (Operator.GT, Negate(least)),
                 Operator.LT: (Operator.LE, Negate(least)),
@@ -386,7 +387,8 @@ def _as_decimal(expr: Expr) -> Expr | None:
     if isinstance(expr, Negate):
         inner = _as_decimal(expr.operand)
         return None if inner is None else Negate(inner)
-    assert isinstance(expr, Constant) and isinstance(expr.value, int | float)
+    assert isinstance(expr, Constant)
+    assert isinstance(expr.value, int | float)
     return Constant(float(expr.value)) if expr.value else None
 
 
@@ -415,13 +417,14 @@ def _contradiction(selector: Selector) -> Iterator[Finding]:
                 shown = " or ".join(render(term) for term in culprits)
                 message = f"{shown} holds for every value: this is always true"
                 yield _at(expr, "tautology", Severity.WARNING, message, None)
-        elif isinstance(expr, Compare) and isinstance(expr.left, Property):
-            if expr.left == expr.right:
-                yield from _with_itself(expr)
+        elif isinstance(expr, Compare):
+            yield from _with_itself(expr)
         yield from _constant_condition(parent, expr)
 
 
 def _with_itself(expr: Compare) -> Iterator[Finding]:
+    if not isinstance(expr.left, Property) or expr.left != expr.right:
+        return
     name = render(expr.left)
     if expr.operator in (Operator.EQ, Operator.GE, Operator.LE):
         message = f"{name} is compared with itself: this is always true"

@@ -53,9 +53,7 @@ def render(expr: Expr) -> str:
         case IsNull(operand, negated):
             return f"{_within(operand, _EQUALITY)} IS {_not(negated)}NULL"
         case TextMatch(operator, operand, text, negated):
-            return (
-                f"{_within(operand, _COMPARISON)} {_not(negated)}{operator.value} {quote(text)}"
-            )
+            return f"{_within(operand, _COMPARISON)} {_not(negated)}{operator.value} {quote(text)}"
         case _:
             assert_never(expr)
 

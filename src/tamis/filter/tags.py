@@ -1,7 +1,7 @@
-"""Tag expressions: `*`, or tags separated by `||`; matched by hash at the broker, exactly after that.
+"""Tag expressions: `*`, or tags separated by `||`; matched by hash at the broker, then exactly.
 
-The broker keeps only a tag's 32-bit Java hash in the consume queue, so it may deliver a message whose
-tag merely collides; the client's second look is exact. RocketMQ 4.9's `FilterAPI`,
+The broker keeps only a tag's 32-bit Java hash in the consume queue, so it may deliver a message
+whose tag merely collides; the client's second look is exact. RocketMQ 4.9's `FilterAPI`,
 `DefaultMessageFilter` and the client's `PullAPIWrapper`.
 """
 

@@ -1,7 +1,7 @@
 """A message's properties as they travel and lie in a record: `name \\x01 value \\x02 name …`.
 
-RocketMQ's `MessageDecoder` (4.9): a part without a name or a value is skipped, the first \\x01 splits,
-the last of a repeated name wins. So an empty value does not survive the wire.
+RocketMQ's `MessageDecoder` (4.9): a part without a name or a value is skipped, the first \\x01
+splits, the last of a repeated name wins. So an empty value does not survive the wire.
 """
 
 import re

@@ -6,16 +6,21 @@ numbers in `code` mean.
 """
 
 import numpy as np
+import numpy.typing as npt
 
-from ._memory import compiled, inlined, find64, load1, load8, lowest_bit, store8
+from ._memory import Address, Int, Word, compiled, find64, inlined, load1, load8, lowest_bit, store8
 from ._numbers import read_double, read_integer
 from ._program import ERROR_ANSWER, HASH_FACTORS, Field, Op
 
 __all__ = ["run_columns", "run_strings"]
 
+Ints = npt.NDArray[np.int64]
+
 # numba takes module-level integers for constants, enum members it does not.
 _OP, _SLOT, _OTHER, _LOW, _HIGH, _ANSWERS, _TABLE, _STOP, _TARGET = map(int, Field)
-_CONSTANT, _INT, _LONG, _DOUBLE, _CLASS, _WORDS, _DOUBLES, _SAME, _TEXT, _IN = map(int, list(Op)[:10])
+_CONSTANT, _INT, _LONG, _DOUBLE, _CLASS, _WORDS, _DOUBLES, _SAME, _TEXT, _IN = map(
+    int, list(Op)[:10]
+)
 _CONTAINS, _STARTSWITH, _ENDSWITH, _MAP, _PUSH, _JOIN = map(int, list(Op)[10:])
 _ROW = len(Field)
 _PLACE = 3  # where a slot's value lies: address, length (-1 missing), end of what may be read
@@ -28,23 +33,36 @@ _NO_BITS, _ONE_BIT = np.uint64(0), np.uint64(1)
 
 
 @inlined
-def _cell(table, row, width, column):
+def _cell(table: Address, row: Int, width: Int, column: Int) -> Int:
     """`table[row, column]` of int64s, `width` a row. Plain indexing allows for negative numbers and
     strides, which cost a third of the speed (`benchmarks/bench_filter.py`)."""
     return np.int64(load8(table + 8 * (row * width + column)))
 
 
 @inlined
-def _set_cell(table, row, width, column, value):
+def _set_cell(table: Address, row: Int, width: Int, column: Int, value: Int) -> None:
     store8(table + 8 * (row * width + column), value)
 
 
 @compiled
-def run_strings(base, limit, starts, ends, heads, chains, names, code, texts, choices, depth, out):
+def run_strings(
+    base: Address,
+    limit: Address,
+    starts: Ints,
+    ends: Ints,
+    heads: Ints,
+    chains: Ints,
+    names: Ints,
+    code: Ints,
+    texts: Address,
+    choices: Ints,
+    depth: Int,
+    out: npt.NDArray[np.uint8],
+) -> None:
     """Rows are property strings: bytes `starts[i]` to `ends[i]` after address `base`.
 
-    `limit` is the first address not to be read. `names` has a row a slot: first word, its mask, length,
-    address of the bytes; `heads` and `chains` find a slot by the name's first two bytes.
+    `limit` is the first address not to be read. `names` has a row a slot: first word, its mask,
+    length, address of the bytes; `heads` and `chains` find a slot by the name's first two bytes.
     """
     slots = len(names)
     memory = np.empty((slots + 1) * _PLACE + depth + 1, dtype=np.int64)
@@ -85,7 +103,17 @@ def run_strings(base, limit, starts, ends, heads, chains, names, code, texts, ch
 
 
 @compiled
-def run_columns(bases, limits, starts, lengths, code, texts, choices, depth, out):
+def run_columns(
+    bases: Ints,
+    limits: Ints,
+    starts: Ints,
+    lengths: Ints,
+    code: Ints,
+    texts: Address,
+    choices: Ints,
+    depth: Int,
+    out: npt.NDArray[np.uint8],
+) -> None:
     """Ready columns: slot k's value in row i is `lengths[k, i]` bytes (-1: missing) from
     `bases[k] + starts[k, i]`."""
     slots = len(bases)
@@ -98,13 +126,11 @@ def run_columns(bases, limits, starts, lengths, code, texts, choices, depth, out
         for slot in range(slots):
             _set_cell(places, slot, _PLACE, _START, bases[slot] + starts[slot, row])
             _set_cell(places, slot, _PLACE, _LENGTH, lengths[slot, row])
-        out[row] = _outcome(
-            code.ctypes.data, len(code), texts, choices.ctypes.data, places, stack
-        )
+        out[row] = _outcome(code.ctypes.data, len(code), texts, choices.ctypes.data, places, stack)
 
 
 @inlined
-def _separators(block, limit):
+def _separators(block: Address, limit: Address) -> Word:
     if block + 64 <= limit:
         return find64(block, _SEPARATOR)
     found = _NO_BITS
@@ -115,10 +141,12 @@ def _separators(block, limit):
 
 
 @inlined
-def _is_name(segment, limit, names, slot):
+def _is_name(segment: Address, limit: Address, names: Address, slot: Int) -> bool:
     done = 0
     if segment + 8 <= limit:
-        if load8(segment) & np.uint64(_cell(names, slot, 4, 1)) != np.uint64(_cell(names, slot, 4, 0)):
+        if load8(segment) & np.uint64(_cell(names, slot, 4, 1)) != np.uint64(
+            _cell(names, slot, 4, 0)
+        ):
             return False
         done = 8
     address, size = _cell(names, slot, 4, 3), _cell(names, slot, 4, 2)
@@ -126,15 +154,17 @@ def _is_name(segment, limit, names, slot):
 
 
 @inlined
-def _equal_bytes(left, right, length):
-    for i in range(length):
+def _equal_bytes(left: Address, right: Address, length: Int) -> bool:
+    for i in range(length):  # noqa: SIM110
         if load1(left + i) != load1(right + i):
             return False
     return True
 
 
 @inlined
-def _outcome(code, steps, texts, choices, places, stack):
+def _outcome(
+    code: Address, steps: Int, texts: Address, choices: Address, places: Address, stack: Address
+) -> Int:
     result = 0
     used = 0
     at = 0
@@ -185,14 +215,14 @@ def _outcome(code, steps, texts, choices, places, stack):
 
 
 @inlined
-def _reads_true(start):
+def _reads_true(start: Address) -> Int:
     """Four bytes that spell `true` in any case."""
     word = load1(start) | load1(start + 1) << 8 | load1(start + 2) << 16 | load1(start + 3) << 24
     return word | 0x20202020 == 0x65757274
 
 
 @inlined
-def _is_word(start, length, limit, choices, count):
+def _is_word(start: Address, length: Int, limit: Address, choices: Address, count: Int) -> Int:
     """Whether the value is one of a few texts of up to 8 bytes: no branch on what it is."""
     word = _first_word(start, length, limit)
     found = 0
@@ -203,7 +233,7 @@ def _is_word(start, length, limit, choices, count):
 
 
 @inlined
-def _first_word(start, length, limit):
+def _first_word(start: Address, length: Int, limit: Address) -> Word:
     """Up to eight bytes of a value, filled up with zeros behind."""
     if length >= 8:
         return load8(start)
@@ -216,8 +246,19 @@ def _first_word(start, length, limit):
 
 
 @compiled
-def _compare_text(op, start, length, limit, low, high, other, texts, choices, places):
-    if op == _SAME or op == _DOUBLES:
+def _compare_text(
+    op: Int,
+    start: Address,
+    length: Int,
+    limit: Address,
+    low: Int,
+    high: Int,
+    other: Int,
+    texts: Address,
+    choices: Address,
+    places: Address,
+) -> Int:
+    if op in (_SAME, _DOUBLES):
         other_start = _cell(places, other, _PLACE, _START)
         other_length = _cell(places, other, _PLACE, _LENGTH)
         if op == _SAME:
@@ -260,18 +301,20 @@ def _compare_text(op, start, length, limit, low, high, other, texts, choices, pl
 
 
 @inlined
-def _is_choice(start, length, limit, texts, choices, last_place):
+def _is_choice(
+    start: Address, length: Int, limit: Address, texts: Address, choices: Address, last_place: Int
+) -> bool:
     place = np.int64(_hash(start, length, limit)) & last_place
     while _cell(choices, place, 2, 1) >= 0:
-        if _cell(choices, place, 2, 1) == length:
-            if _equal_bytes(start, texts + _cell(choices, place, 2, 0), length):
-                return True
+        text = texts + _cell(choices, place, 2, 0)
+        if _cell(choices, place, 2, 1) == length and _equal_bytes(start, text, length):
+            return True
         place = (place + 1) & last_place
     return False
 
 
 @inlined
-def _hash(start, length, limit):
+def _hash(start: Address, length: Int, limit: Address) -> Word:
     mixed = np.uint64(length) * _FACTOR_LENGTH
     mixed ^= _first_word(start, length, limit) * _FACTOR_FIRST
     if length > 8:

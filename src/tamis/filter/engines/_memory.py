@@ -9,14 +9,31 @@ machine compiles once.
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["compiled", "find64", "inlined", "load1", "load8", "lowest_bit", "store8", "strtod"]
+__all__ = [
+    "Address",
+    "Int",
+    "Word",
+    "compiled",
+    "find64",
+    "inlined",
+    "load1",
+    "load8",
+    "lowest_bit",
+    "store8",
+    "strtod",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# What compiled code computes with: 64-bit integers that wrap. Python's types have no word for it.
+Int = Any  # signed; lengths, keys, small numbers
+Address = Any  # signed
+Word = Any  # unsigned: eight bytes of text, or 64 flags
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -26,9 +43,14 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """As `compiled`, for what is too hot to be called: it becomes part of its caller."""
-    result: Callable[P, R] = njit(
-        cache=True, nogil=True, error_model="numpy", forceinline=True
-    )(function)
+    result: Callable[P, R] = njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(
+        function
+    )
+    return result
+
+
+def _emitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    result: Callable[..., Any] = intrinsic(function)
     return result
 
 
@@ -36,7 +58,7 @@ _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _BLOCK = ir.VectorType(_I8, 64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_emitted
 def load1(typing: Any, address: Any) -> Any:
     """The byte at an address."""
 
@@ -47,7 +69,7 @@ def load1(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_emitted
 def load8(typing: Any, address: Any) -> Any:
     """Eight bytes as a word, the first one lowest (numba runs on little-endian machines only)."""
 
@@ -57,7 +79,7 @@ def load8(typing: Any, address: Any) -> Any:
     return types.uint64(types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_emitted
 def store8(typing: Any, address: Any, value: Any) -> Any:
     """Writes an int64 at an address."""
 
@@ -68,7 +90,7 @@ def store8(typing: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_emitted
 def find64(typing: Any, address: Any, byte: Any) -> Any:
     """Bit i is set where byte i of the 64 at `address` equals `byte`: two AVX2 compares, not 64."""
 
@@ -85,7 +107,7 @@ def find64(typing: Any, address: Any, byte: Any) -> Any:
     return types.uint64(types.int64, types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_emitted
 def lowest_bit(typing: Any, word: Any) -> Any:
     """The number of the lowest bit set; the word must not be 0."""
 
@@ -96,4 +118,4 @@ def lowest_bit(typing: Any, word: Any) -> Any:
 
 
 # C's own, for the few decimals too long for exact arithmetic: (text, 0) -> double.
-strtod = types.ExternalFunction("strtod", types.float64(types.int64, types.int64))
+strtod: Any = types.ExternalFunction("strtod", types.float64(types.int64, types.int64))

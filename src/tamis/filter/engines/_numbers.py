@@ -10,7 +10,7 @@ import struct
 import numpy as np
 
 from ..coercion import BMP_ZEROS
-from ._memory import compiled, inlined, load1, load8, lowest_bit, strtod
+from ._memory import Address, Int, Word, compiled, inlined, load1, load8, lowest_bit, strtod
 
 __all__ = ["double_key", "read_double", "read_integer"]
 
@@ -40,7 +40,7 @@ def double_key(value: float) -> int:
 
 
 @inlined
-def _key(value: float) -> int:
+def _key(value: float) -> Int:
     if value != value:
         return _NAN_KEY
     bits = np.int64(np.float64(value).view(np.int64))
@@ -48,7 +48,7 @@ def _key(value: float) -> int:
 
 
 @inlined
-def _right_aligned(address, length):
+def _right_aligned(address: Address, length: Int) -> Word:
     """Up to eight characters as a word, first lowest, filled up with zeros in front."""
     word = load8(address) << np.uint64(64 - 8 * length)
     half = np.uint64(4 * length)  # in two steps: a shift by 64 is undefined
@@ -56,13 +56,13 @@ def _right_aligned(address, length):
 
 
 @inlined
-def _are_digits(word):
+def _are_digits(word: Word) -> Int:
     low = ((word + _SIXES) & _HIGH_NIBBLES) >> np.uint64(4)
     return ((word & _HIGH_NIBBLES) | low) == _THREES
 
 
 @inlined
-def _eight_digits(word):
+def _eight_digits(word: Word) -> Int:
     word -= _ASCII_ZEROS
     word = word * np.uint64(10) + (word >> np.uint64(8))
     high = (word & _PAIRS) * _MUL1
@@ -71,7 +71,7 @@ def _eight_digits(word):
 
 
 @inlined
-def read_integer(address, length, limit, largest):
+def read_integer(address: Address, length: Int, limit: Address, largest: Int) -> tuple[bool, Int]:
     """(whether it parses, the value): one sign, decimal digits, from -largest-1 to largest."""
     if 1 <= length <= 8 and address + 8 <= limit:
         word = _right_aligned(address, length)
@@ -81,7 +81,7 @@ def read_integer(address, length, limit, largest):
 
 
 @compiled
-def _read_integer_slowly(address, length, largest):
+def _read_integer_slowly(address: Address, length: Int, largest: Word) -> tuple[bool, Int]:
     at, end = address, address + length
     negative = False
     if length > 0:
@@ -109,7 +109,7 @@ def _read_integer_slowly(address, length, largest):
 
 
 @compiled
-def _digit(at, end):
+def _digit(at: Address, end: Address) -> tuple[Int, Int]:
     """(the digit's value or -1, its bytes): ASCII, or UTF-8 of any decimal digit of the BMP."""
     first = load1(at)
     if first < 0x80:
@@ -129,7 +129,7 @@ def _digit(at, end):
 
 
 @inlined
-def read_double(address, length, limit):
+def read_double(address: Address, length: Int, limit: Address) -> tuple[bool, Int]:
     """(whether it parses, the value's key)."""
     at, rest = address, length
     negative = False
@@ -156,7 +156,7 @@ def read_double(address, length, limit):
 
 
 @compiled
-def _read_double_slowly(address, length):
+def _read_double_slowly(address: Address, length: Int) -> tuple[bool, Int]:
     at, end = address, address + length
     while at < end and load1(at) <= 0x20:
         at += 1
@@ -182,10 +182,10 @@ def _read_double_slowly(address, length):
 
 
 @compiled
-def _spells(at, end, word):
+def _spells(at: Address, end: Address, word: bytes) -> bool:
     if end - at != len(word):
         return False
-    for i in range(len(word)):
+    for i in range(len(word)):  # noqa: SIM110
         if load1(at + i) != word[i]:
             return False
     return True
@@ -197,7 +197,7 @@ _KEPT = 800
 
 
 @compiled
-def _read_digits(at, end, negative, is_hex):
+def _read_digits(at: Address, end: Address, negative: bool, is_hex: bool) -> tuple[bool, Int]:
     """Digits with at most one point, exponent (a must in hex), suffix; rounded correctly."""
     text = np.empty(_KEPT + 40, dtype=np.uint8)
     used = 0

@@ -1,12 +1,12 @@
 """An expression as a flat program for the columnar kernel: rows of numbers, no objects.
 
-The kernel has one accumulator, an outcome. A step computes a small number r from a property (or from
-the accumulator), looks its outcome up in `ANSWERS`, joins that with the accumulator by `TABLE`, and
-jumps to `TARGET` if the result is among `STOP`. AND, OR, `=` between conditions and their short
+The kernel has one accumulator, an outcome. A step computes a small number r from a property (or
+from the accumulator), looks its outcome up in `ANSWERS`, joins that with the accumulator by
+`TABLE`, and jumps to `TARGET` if the result is among `STOP`. AND, OR, `=` between conditions and their short
 circuits are all just tables, so what is true of `logic` is true here.
 
-Every comparison of a property with a number is "does it lie in [LOW, HIGH]", of keys that sort as the
-numbers do. Whatever has no property in it is worked out now, by the closures engine.
+Every comparison of a property with a number is "does it lie in [LOW, HIGH]", of keys that sort as
+the numbers do. Whatever has no property in it is worked out now, by the closures engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +84,9 @@ class Program:
     code: npt.NDArray[np.int64]  # a row a step, a column a Field
     names: tuple[str, ...]  # slot -> property
     texts: npt.NDArray[np.uint8]  # text constants, one after the other
-    choices: npt.NDArray[np.int64]  # WORDS: (bytes, length); IN: (start in texts, length), -1 if free
+    choices: npt.NDArray[
+        np.int64
+    ]  # WORDS: (bytes, length); IN: (start in texts, length), -1 if free
     depth: int  # how much is ever put aside
     compares_text: bool  # whether undecodable bytes could make a difference
 
@@ -306,7 +308,7 @@ class _Compiler:
         table: Table,
     ) -> None:
         """A test of one operand that depends on nothing but which of its values it has."""
-        answers = [E if v is ERROR else outcome_of(answer(v)) for v in side.values]
+        answers = [E if isinstance(v, _Error) else outcome_of(answer(v)) for v in side.values]
         if side.source is None:
             self._constant(answers[0], then, table)
         else:
@@ -433,8 +435,8 @@ class _Side:
     """An operand that is no number and no constant text: the few values it can have.
 
     The number of a value is what the steps from `source` leave: for a condition its outcome; for a
-    property 0 missing, 1 reads as true, 2 other text, for a boolean sees no more of a text. Without a
-    source the value is known: the first.
+    property 0 missing, 1 reads as true, 2 other text, for a boolean sees no more of a text. Without
+    a source the value is known: the first.
     """
 
     source: Expr | None

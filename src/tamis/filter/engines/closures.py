@@ -60,10 +60,12 @@ def compile_closure(expr: Expr) -> Closure:
             return _any([compile_closure(term) for term in terms])
         case Compare(op, left, right):
             return _compare(op, left, right)
-        case Between(operand, low, high, False):
+        case Between(operand, low, high, negated):
+            if negated:
+                return _any(
+                    [_compare(Operator.LT, operand, low), _compare(Operator.GT, operand, high)]
+                )
             return _all([_compare(Operator.GE, operand, low), _compare(Operator.LE, operand, high)])
-        case Between(operand, low, high, True):
-            return _any([_compare(Operator.LT, operand, low), _compare(Operator.GT, operand, high)])
         case In(Property(name), choices, negated):
             return _in(name, frozenset(choices), negated)
         case IsNull(operand, negated):

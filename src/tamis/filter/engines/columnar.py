@@ -3,8 +3,8 @@
     matched = compile_batch(parse("a > 5")).match_strings(column) == Outcome.TRUE
 
 A column of property strings is an Arrow array (string, binary, their large and view forms, whole,
-sliced or chunked), a NumPy array, or spans of any buffer, such as a mapped commit log. Ready columns
-are Arrow arrays by property name. Outcomes are those of `logic.Outcome`.
+sliced or chunked), a NumPy array, or spans of any buffer, such as a mapped commit log. Ready
+columns are Arrow arrays by property name. Outcomes are those of `logic.Outcome`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from ...errors import FilterTypeError
 from ..nodes import Expr
@@ -101,7 +101,9 @@ class BatchFilter:
         """
         wanted = {name: columns[name] for name in self.names if name in columns}
         arrays = {name: _whole(column) for name, column in wanted.items()}
-        lengths = {len(array) for array in arrays.values()} | ({rows} if rows is not None else set())
+        lengths = {len(array) for array in arrays.values()} | (
+            {rows} if rows is not None else set()
+        )
         if len(lengths) != 1:
             raise ValueError(f"columns of different lengths, or none and no `rows`: {lengths}")
         size = lengths.pop()
@@ -193,7 +195,11 @@ def _arrays(column: Any) -> list[pa.Array]:
 
 def _whole(column: Any) -> pa.Array:
     arrays = _arrays(column)
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays or [pa.array([], pa.large_string())])
+    return (
+        arrays[0]
+        if len(arrays) == 1
+        else pa.concat_arrays(arrays or [pa.array([], pa.large_string())])
+    )
 
 
 def _spans(
