@@ -4,7 +4,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .tags import ALL, SEPARATOR, java_hash, parse_tags
+from ..java import string_hash
+from .tags import ALL, SEPARATOR, parse_tags
 
 __all__ = ["findings"]
 
@@ -63,7 +64,7 @@ def _one_tag(expression: str, tag: str) -> Iterator[_Row]:
 def _collisions(tags: frozenset[str]) -> Iterator[_Row]:
     by_code = defaultdict(list)
     for tag in sorted(tags):
-        by_code[java_hash(tag)].append(tag)
+        by_code[string_hash(tag)].append(tag)
     for code, same in by_code.items():
         if len(same) > 1:
             shown = " and ".join(f"'{tag}'" for tag in same)

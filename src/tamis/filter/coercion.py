@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import FilterValueError
+from ..java import trim
 from .nodes import INT_MAX, LONG_MAX, Kind, Operator
 
 __all__ = [
@@ -74,7 +75,6 @@ def _integer(text: str) -> int | None:
 # The zeros of the BMP's decimal digits; nine more follow each. For engines that read bytes.
 BMP_ZEROS: Final = tuple(c for c in range(0x10000) if unicodedata.decimal(chr(c), -1) == 0)
 
-_JAVA_BLANKS = "".join(map(chr, range(0x21)))  # what String.trim() takes off
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?=[fFdD]?\Z)")
 _HEX = re.compile(
     r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+(?=[fFdD]?\Z)"
@@ -86,7 +86,7 @@ _NAMED = {
 
 def to_double(text: str) -> float:
     """Java's `Double.valueOf`: trims, takes `1f`, `0x1p3`, `NaN`, `Infinity`; not `nan`, `1_0`."""
-    trimmed = text.strip(_JAVA_BLANKS)
+    trimmed = trim(text)
     if found := _DECIMAL.match(trimmed):
         return float(found.group())
     if found := _HEX.match(trimmed):

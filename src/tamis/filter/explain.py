@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import FilterValueError
+from ..java import string_hash
 from .coercion import Value, common_kind, convert
 from .engines.closures import Properties, compile_closure, compile_value, evaluate, value_kind
 from .logic import Outcome
@@ -28,7 +29,7 @@ from .nodes import (
     is_condition,
 )
 from .render import quote, render
-from .tags import TagFilter, java_hash, tags_code
+from .tags import TagFilter, tags_code
 
 __all__ = ["Explanation", "Operand", "Part", "TagExplanation", "explain", "explain_tags"]
 
@@ -254,7 +255,7 @@ def explain_tags(filter: TagFilter, tag: str | None) -> TagExplanation:
     if matched_code and matched_tag:
         reason = "It matches: * takes everything." if filter.matches_all else "It matches."
     elif matched_code:
-        others = [quote(t) for t in sorted(filter.tags) if java_hash(t) == code]
+        others = [quote(t) for t in sorted(filter.tags) if string_hash(t) == code]
         reason = (
             f"It does not match: {shown[0].lower()}{shown[1:]} has the same hash as "
             f"{' and '.join(others)}, so a broker delivers it and the client drops it."

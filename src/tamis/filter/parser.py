@@ -177,7 +177,7 @@ class _Parser:
         """BETWEEN, IN and the text operators, with or without NOT before them."""
         negated = operator.kind is TokenKind.NOT
         if negated:
-            if self.token.kind in (TokenKind.NAME, TokenKind.CONTAINS):
+            if self.token.kind is TokenKind.NAME:
                 raise self._unexpected("BETWEEN or IN", self._word_hint(self.token))
             operator = self._take()
         result: Expr

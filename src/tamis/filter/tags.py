@@ -8,30 +8,17 @@ whose tag merely collides; the client's second look is exact. RocketMQ 4.9's `Fi
 from dataclasses import dataclass
 
 from ..errors import FilterSyntaxError
+from ..java import string_hash, trim
 
-__all__ = ["ALL", "TagFilter", "java_hash", "parse_tags", "tags_code"]
+__all__ = ["ALL", "TagFilter", "parse_tags", "tags_code"]
 
 ALL = "*"
 SEPARATOR = "||"
-_JAVA_BLANKS = "".join(map(chr, range(0x21)))  # what String.trim() takes off
-
-
-def java_hash(text: str) -> int:
-    """`String.hashCode`: over UTF-16 code units, a signed 32-bit number."""
-    result = 0
-    if text.isascii():
-        for unit in text.encode("ascii"):
-            result = (31 * result + unit) & 0xFFFFFFFF
-    else:
-        data = text.encode("utf-16-le", "surrogatepass")
-        for low, high in zip(data[::2], data[1::2], strict=True):
-            result = (31 * result + (high << 8 | low)) & 0xFFFFFFFF
-    return result - 2**32 if result >= 2**31 else result
 
 
 def tags_code(tag: str | None) -> int:
     """What the consume queue holds for a message with this TAGS property: 0 for none."""
-    return java_hash(tag) if tag else 0
+    return string_hash(tag) if tag else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +60,8 @@ def parse_tags(expression: str | None) -> TagFilter:
     if not pieces:
         reason = "a list of separators with no tag between them"
         raise FilterSyntaxError(expression, 0, reason, "write * for all messages")
-    tags = frozenset(tag for piece in pieces if (tag := piece.strip(_JAVA_BLANKS)))
-    return TagFilter(expression, tags, frozenset(map(java_hash, tags)))
+    tags = frozenset(tag for piece in pieces if (tag := trim(piece)))
+    return TagFilter(expression, tags, frozenset(map(string_hash, tags)))
 
 
 def _low_32_bits(code: int) -> int:

@@ -4,8 +4,9 @@ RocketMQ's `MessageDecoder` (4.9): a part without a name or a value is skipped, 
 splits, the last of a repeated name wins. So an empty value does not survive the wire.
 """
 
-import re
 from collections.abc import Mapping
+
+from ..java import decode_utf8
 
 __all__ = ["decode", "decode_bytes", "encode"]
 
@@ -19,15 +20,8 @@ def decode(text: str) -> dict[str, str]:
 
 
 def decode_bytes(data: bytes) -> dict[str, str]:
-    """As `decode`, of UTF-8 that may be damaged: what can't be read becomes U+FFFD, as in Java."""
-    try:
-        return decode(data.decode())
-    except UnicodeDecodeError:
-        return decode(_SURROGATE.sub("\ufffd".encode(), data).decode("utf-8", "replace"))
-
-
-# An encoded surrogate is one unreadable character to Java and three to Python.
-_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+    """As `decode`, of UTF-8 that may be damaged."""
+    return decode(decode_utf8(data))
 
 
 def encode(properties: Mapping[str, str]) -> str:

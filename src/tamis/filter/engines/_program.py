@@ -1,8 +1,8 @@
 """An expression as a flat program for the columnar kernel: rows of numbers, no objects.
 
 The kernel has one accumulator, an outcome. A step computes a small number r from a property (or
-from the accumulator), looks its outcome up in `ANSWERS`, joins that with the accumulator by
-`TABLE`, and jumps to `TARGET` if the result is among `STOP`. AND, OR, `=` between conditions and their short
+from the accumulator), looks its outcome up in `ANSWERS`, joins that with the accumulator by `TABLE`
+and jumps to `TARGET` if the result is among `STOP`. AND, OR, `=` between conditions and their short
 circuits are all just tables, so what is true of `logic` is true here.
 
 Every comparison of a property with a number is "does it lie in [LOW, HIGH]", of keys that sort as

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from ...errors import FilterTypeError
+from ...java import decode_utf8
 from ..nodes import Expr
 from ._kernel import run_columns, run_strings
 from ._program import compile_program
@@ -223,7 +224,7 @@ def _decodable(
     Only for expressions that could tell: two different wrecks become equal texts.
     """
     strings = [buffer[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
-    fixed = [string.decode("utf-8", "replace").encode() for string in strings]
+    fixed = [decode_utf8(string).encode() for string in strings]
     edges = np.cumsum([0, *map(len, fixed)], dtype=np.int64)
     return np.frombuffer(b"".join(fixed) + b"\0", dtype=np.uint8), edges[:-1], edges[1:]
 

@@ -1,0 +1,93 @@
+"""Who may import whom: the table of the house style, and that light commands stay light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tamis
+
+SRC = Path(tamis.__file__).parent
+
+ALL_BUT_CLI = {
+    *("errors", "message", "wire", "filter", "store", "net", "nameserver", "broker", "client"),
+    *("filterserver", "spark", "pipeline", "testing"),
+}
+MAY_IMPORT = {
+    "errors": set(),
+    "java": set(),  # below all: anyone may import it
+    "message": {"errors"},
+    "wire": {"errors", "message"},
+    "filter": {"errors"},
+    "store": {"errors", "message", "wire", "filter"},  # of wire, record alone: checked below
+    "net": {"errors", "wire"},
+    "nameserver": {"errors", "wire", "net"},
+    "broker": {"errors", "message", "wire", "filter", "store", "net"},
+    "client": {"errors", "message", "wire", "net", "filter"},
+    "filterserver": {"errors", "message", "wire", "net", "client", "filter"},
+    "spark": {"errors", "message", "wire", "net", "filter", "store", "client"},
+    "pipeline": {"errors", "filter", "spark"},
+    "testing": ALL_BUT_CLI,
+    "cli": ALL_BUT_CLI | {"testing"},
+}
+
+COLUMNAR = ("filter/engines/columnar", "filter/engines/many", "filter/engines/_")
+HEAVY = {
+    "pyspark": ("spark/", "pipeline/", "filter/engines/catalyst"),
+    "numpy": ("store/", "spark/", *COLUMNAR),
+    "pyarrow": ("store/", "spark/", *COLUMNAR),
+    "numba": ("store/", *COLUMNAR),
+    "llvmlite": COLUMNAR,
+}
+
+MODULES = sorted(path.relative_to(SRC) for path in SRC.rglob("*.py"))
+
+
+def _imports(path: Path) -> list[tuple[str, ...]]:
+    """Absolute dotted names of what a module imports, `from x import y` as x.y."""
+    package = ("tamis", *path.parts[:-1])
+    found = []
+    for node in ast.walk(ast.parse((SRC / path).read_text())):
+        if isinstance(node, ast.Import):
+            found += [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = tuple(node.module.split(".")) if node.module else ()
+            found += [(*base, *module, alias.name) for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
+    layer = path.parts[0].removesuffix(".py")
+    if layer == "__init__":
+        assert not [name for name in _imports(path) if name[0] == "tamis"]
+        return
+    assert layer in MAY_IMPORT, f"{layer} is not in the table"
+    for name in _imports(path):
+        if name[0] == "tamis" and name[1] not in ("__version__", layer):
+            assert name[1] in MAY_IMPORT[layer] | {"java"}, f"{path} imports {'.'.join(name)}"
+            if layer == "store" and name[1] == "wire":
+                assert name[2] == "record"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_heavy_libraries_are_imported_only_where_they_are_used(path: Path) -> None:
+    for name in _imports(path):
+        if name[0] in HEAVY:
+            assert path.as_posix().startswith(HEAVY[name[0]]), f"{path} imports {name[0]}"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["filter", "test", "a = 1", "-p", "a=1"], ["filter", "lint", "a = 1"]]
+)
+def test_a_light_command_loads_no_heavy_library(arguments: list[str]) -> None:
+    program = (
+        "import sys; from tamis.cli.main import tamis\n"
+        f"tamis.main({arguments!r}, standalone_mode=False)\n"
+        f"print([m for m in {list(HEAVY)!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
