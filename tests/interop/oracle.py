@@ -1,48 +1,22 @@
-"""RocketMQ's own filter engine as a co-process: ask it, it answers.
-
-Built by Maven from the pom beside this file, once for each of RocketMQ's lines.
-"""
+"""RocketMQ's own filter engine as a co-process: ask it, it answers."""
 
 import base64
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
-LINES = ("4.9", "5.3")
+from interop.build import Unavailable, classpath
 
 
-def classpath(line: str) -> str:
-    """Builds what is needed; skips the test where that can't be done, unless CI says it must."""
-    missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
-    if missing:
-        reason = f"the real engine needs {' and '.join(missing)}"
+def _classpath(line: str) -> str:
+    """Skips the test where there is no Java or Maven, unless CI says it must run."""
+    try:
+        return classpath(line)
+    except Unavailable as reason:
         if os.environ.get("TAMIS_INTEROP") == "required":
             pytest.fail(f"{reason}, and TAMIS_INTEROP=required")
-        pytest.skip(reason)
-    target = HERE / "target" / line
-    built = target / "built"
-    sources = [HERE / "pom.xml", *HERE.glob("src/**/*.java")]
-    if not built.exists() or built.stat().st_mtime < max(s.stat().st_mtime for s in sources):
-        command = [
-            "mvn",
-            "-q",
-            "-B",
-            "-P",
-            f"rocketmq-{line}",
-            "-f",
-            str(HERE / "pom.xml"),
-            "package",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.fail(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-        built.touch()
-    return f"{target / 'classes'}{os.pathsep}{target / 'lib'}/*"
+        pytest.skip(str(reason))
 
 
 class Oracle:
@@ -51,7 +25,7 @@ class Oracle:
     def __init__(self, line: str, mode: str | None = None) -> None:
         arguments = [] if mode is None else [mode]
         self._process = subprocess.Popen(
-            ["java", "-cp", classpath(line), "tamis.interop.FilterOracle", *arguments],
+            ["java", "-cp", _classpath(line), "tamis.interop.FilterOracle", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

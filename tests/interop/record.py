@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/interop/record.py
 
-Expressions with the operators of dialect 5.1.3, made by the strategies of the tests, and those recorded
-from 4.9.4 that name them or could be touched by them.
+Expressions with the operators of dialect 5.1.3, made by the strategies of the tests, and those
+recorded from 4.9.4 that name them or could be touched by them.
 """
 
 import gzip

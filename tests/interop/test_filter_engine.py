@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from interop.oracle import LINES, Oracle
+from interop.build import LINES
+from interop.oracle import Oracle
 from strategies import expressions, messages, soups, texts
 
 from tamis.errors import FilterValueError, InvalidFilter

@@ -43,6 +43,8 @@ TESTS: Final[dict[Operator, Callable[[Any, Any], bool]]] = {
 
 def to_int(text: str) -> int:
     """Java's `Integer.valueOf`: one sign, then decimal digits of any script, in range."""
+    if len(text) < 10 and text.isdigit() and text.isascii():
+        return int(text)
     value = _integer(text)
     if value is None or not -INT_MAX - 1 <= value <= INT_MAX:
         raise FilterValueError(text, "an int")

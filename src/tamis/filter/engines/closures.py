@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from ...errors import FilterValueError
-from ..coercion import TESTS, Value, compare, to_double, to_int, to_long
+from ..coercion import TESTS, Value, compare, to_boolean, to_double, to_int, to_long
 from ..logic import Outcome, outcome_of
 from ..nodes import (
     And,
@@ -156,6 +156,8 @@ def _compare(op: Operator, left: Expr, right: Expr) -> Closure:
     left_kind, right_kind = value_kind(left), value_kind(right)
     if isinstance(left, Property) and right_kind in (Kind.INT, Kind.LONG, Kind.DOUBLE):
         return _compare_with_number(op, left.name, right_of({}), right_kind)
+    if isinstance(left, Property) and isinstance(right, Constant):
+        return _equals_constant(op, left.name, right)
     is_ordering = op.is_ordering
 
     def compared(properties: Properties) -> bool | None:
@@ -189,6 +191,19 @@ def _compare_with_number(op: Operator, name: str, constant: Value, kind: Kind) -
         return None if text is None else test(parse(text), constant)
 
     return with_integer
+
+
+def _equals_constant(op: Operator, name: str, constant: Constant) -> Closure:
+    """`property = 'text'`, `property <> TRUE`: the other half of what filters are made of."""
+    wanted, is_text, negated = constant.value, constant.kind is Kind.STRING, op is Operator.NE
+
+    def equals(properties: Properties) -> bool | None:
+        text = properties.get(name)
+        if text is None:
+            return None
+        return ((text if is_text else to_boolean(text)) == wanted) is not negated
+
+    return equals
 
 
 def _in(name: str, choices: frozenset[str], negated: bool) -> Closure:
