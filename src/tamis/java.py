@@ -1,4 +1,4 @@
-"""Java's strings where Python's differ. RocketMQ's files, wire and filters take them for granted."""
+"""Java's strings where Python's differ; RocketMQ's files, wire and filters rest on them."""
 
 import re
 

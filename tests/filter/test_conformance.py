@@ -34,7 +34,7 @@ def fail(number: int, row: dict) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_eval_agrees_with_the_recorded_engine(name: str, dialect: Dialect, engine: str) -> None:
     recorded = corpora.load(name)
-    cases = evaluation.cases(io.StringIO(corpora.text(name)), fail)
+    cases = evaluation.cases(io.BytesIO(corpora.text(name).encode()), fail)
     answers = [json.loads(line) for line in ENGINES[engine](cases, dialect)]
     assert len(answers) == len(recorded)
     for row, answer in zip(recorded, answers, strict=True):

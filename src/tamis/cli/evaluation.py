@@ -22,13 +22,15 @@ class Case(NamedTuple):
     props: dict[str, str] | None
 
 
-def cases(lines: Iterable[str], report: Callable[[int, str], None]) -> Iterator[Case]:
+def cases(lines: Iterable[bytes], report: Callable[[int, str], None]) -> Iterator[Case]:
     """The well-formed lines; others go to `report` with their number, blank ones are skipped."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            yield _case(json.loads(line))
+            yield _case(json.loads(line.decode()))
+        except UnicodeDecodeError as error:
+            report(number, f"not UTF-8 at byte {error.start + 1}")
         except json.JSONDecodeError as error:
             report(number, f"not JSON: {error.msg} at column {error.colno}")
         except (ValueError, RecursionError) as error:

@@ -241,9 +241,9 @@ def _texts(expressions: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         if expression != "-":
             yield "", expression
             continue
-        for number, line in enumerate(sys.stdin, 1):
+        for number, line in enumerate(sys.stdin.buffer, 1):
             if line.strip():
-                yield f"{number}: ", line.rstrip("\r\n")
+                yield f"{number}: ", line.decode("utf-8", "replace").rstrip("\r\n")
 
 
 def print_findings(text: str, findings: "list[Finding]", blank: bool = False) -> None:
@@ -311,7 +311,7 @@ def evaluate(context: click.Context, engine: str, dialect: str) -> None:
         click.echo(f"tamis filter eval: line {number}: {reason}", err=True)
 
     out: TextIO = sys.stdout
-    for line in run(evaluation.cases(sys.stdin, report), Dialect(dialect)):
+    for line in run(evaluation.cases(sys.stdin.buffer, report), Dialect(dialect)):
         out.write(line)
     out.flush()
     context.exit(1 if malformed else 0)

@@ -4,6 +4,7 @@ Exit codes: 0 done (or matched), 1 failed (or not matched), 2 misused. Commands 
 need when they run, so that `tamis --help` and shell completion stay quick.
 """
 
+import io
 import os
 import sys
 
@@ -44,6 +45,11 @@ tamis.add_command(filter_group)
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # a terminal without some letter is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = tamis.main(prog_name="tamis", standalone_mode=False)
     except InvalidFilter as error:

@@ -4,8 +4,9 @@ Only tests of a property against constants are looked at: an answer is certain, 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from .engines.closures import compile_closure, compile_value, evaluate, value_kind
 from .logic import Outcome
@@ -16,22 +17,33 @@ __all__ = ["conflict", "coverage", "number"]
 
 def conflict(terms: Sequence[Expr]) -> tuple[Expr, ...] | None:
     """Two tests among the terms of an AND that no value passes together."""
-    tests = [term for term in _flattened(terms) if _subject(term) is not None]
-    for i, first in enumerate(tests):
-        for second in tests[:i]:
-            if _subject(first) == _subject(second) and _exclude(second, first):
+    for tests in _by_subject(_flattened(terms)):
+        for second, first in combinations(tests, 2):
+            if _exclude(second, first):
                 return second, first
     return None
 
 
 def coverage(terms: Sequence[Expr]) -> tuple[Expr, ...] | None:
     """Two tests among the terms of an OR of which every value passes at least one."""
-    kept = [(term, opposite) for term in terms if (opposite := _opposite(term)) is not None]
-    for i, (first, not_first) in enumerate(kept):
-        for second, not_second in kept[:i]:
-            if _subject(first) == _subject(second) and _exclude(not_second, not_first):
+    for tests in _by_subject(terms):
+        both = [(test, opposite) for test in tests if (opposite := _opposite(test)) is not None]
+        for (second, not_second), (first, not_first) in combinations(both, 2):
+            if _exclude(not_second, not_first):
                 return second, first
     return None
+
+
+_COMPARED = 50  # tests of one property; each is compared with each
+
+
+def _by_subject(terms: Iterable[Expr]) -> Iterable[list[Expr]]:
+    tests: dict[str, list[Expr]] = {}
+    for term in terms:
+        name = _subject(term)
+        if name is not None and len(tests.setdefault(name, [])) < _COMPARED:
+            tests[name].append(term)
+    return tests.values()
 
 
 def number(expr: Expr) -> int | float | None:
@@ -58,15 +70,15 @@ def _subject(test: Expr) -> str | None:
             return name
         case Between(Property(name)) if _range(test) is not None:
             return name
-        case Compare(_, Property(name), right) if _is_fixed(right):
+        case Compare(_, Property(name), right) if _is_number_or_text(right):
             return name
-        case Compare(_, left, Property(name)) if _is_fixed(left):
+        case Compare(_, left, Property(name)) if _is_number_or_text(left):
             return name
         case _:
             return None
 
 
-def _is_fixed(expr: Expr) -> bool:
+def _is_number_or_text(expr: Expr) -> bool:
     return isinstance(expr, Constant) or number(expr) is not None
 
 
@@ -92,8 +104,6 @@ def _needs_absence(test: Expr) -> bool:
 
 
 def _allows_absence(test: Expr) -> bool:
-    name = _subject(test)
-    assert name is not None
     return evaluate(compile_closure(test), {}) is Outcome.TRUE
 
 

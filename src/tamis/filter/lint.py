@@ -29,7 +29,7 @@ from .nodes import (
     Or,
     Property,
     children,
-    properties_of,
+    is_fixed,
     walk,
 )
 from .parser import Selector, parse, parse_selector
@@ -139,6 +139,8 @@ def _ignored_text(selector: Selector) -> Iterator[Finding]:
         message = f"{message}; there is no arithmetic"
     elif token.kind is TokenKind.RIGHT:
         message = f"{message}; this parenthesis was never opened"
+        yield Finding("ignored-text", Severity.ERROR, message, token.start, len(text), "")
+        return
     elif token.kind is not TokenKind.COMMA:
         joined = f"{text[: token.start]}AND {text[token.start :]}"
         if _compiles(joined, selector.dialect):
@@ -219,8 +221,7 @@ def _never_boolean(selector: Selector) -> Iterator[Finding]:
             continue  # the ignored text is the finding
         message = f"{expr.name} alone is never true, not even when its value is 'true'"
         better: Expr = Compare(Operator.EQ, expr, Constant(True))
-        finding = _at(expr, "never-boolean", Severity.ERROR, message, better)
-        yield replace(finding, replacement=f"({render(better)})") if parent is not None else finding
+        yield _parenthesised(_at(expr, "never-boolean", Severity.ERROR, message, better), parent)
 
 
 def _is_not_operand(selector: Selector, parent: Expr | None) -> bool:
@@ -292,20 +293,24 @@ def _missing_property(selector: Selector) -> Iterator[Finding]:
         match expr:
             case Compare(Operator.NE, Property(name) as operand, right) | Not(
                 Compare(Operator.EQ, Property(name) as operand, right)
-            ) if not properties_of(right) and value_kind(right) is not Kind.NULL:
+            ) if is_fixed(right) and value_kind(right) is not Kind.NULL:
                 pass
             case In(Property(name) as operand, _, True) | Not(
                 In(Property(name) as operand, _, False)
             ):
                 pass
-            case Compare(Operator.EQ | Operator.NE, left, Property(name)) if (
+            case Compare(Operator.EQ | Operator.NE, left, Property(name) as operand) if (
                 isinstance(left, Constant) and left.kind is not Kind.BOOLEAN and name not in tested
             ):
                 is_ne = expr.operator is Operator.NE
                 answer = "true, so it matches" if is_ne else "false, so its NOT matches"
                 message = f"for a message without {name} this is {answer}"
                 severity = Severity.WARNING if is_ne else Severity.NOTE
-                yield _at(expr, rule, severity, message, _mirror(expr))
+                better: Expr = _mirror(expr)
+                if is_ne:  # the same, said openly
+                    better = Or((IsNull(operand), better))
+                finding = _at(expr, rule, severity, message, better)
+                yield _parenthesised(finding, parent) if is_ne else finding
                 continue
             case Compare(Operator.EQ, Property(name) as operand, Property(other)) if name != other:
                 if name not in tested and other not in tested:
@@ -324,7 +329,7 @@ def _missing_property(selector: Selector) -> Iterator[Finding]:
 
 
 def _parenthesised(finding: Finding, parent: Expr | None) -> Finding:
-    if parent is None:
+    if parent is None or finding.replacement is None:
         return finding
     return replace(finding, replacement=f"({finding.replacement})")
 
@@ -406,17 +411,24 @@ def _reversed_bounds(selector: Selector) -> Iterator[Finding]:
 
 
 def _contradiction(selector: Selector) -> Iterator[Finding]:
+    better: Expr | None
     for parent, expr in _with_parents(selector.expression):
-        if isinstance(expr, And):
+        if isinstance(expr, And) and not isinstance(parent, And):
             if culprits := _contradictions.conflict(expr.terms):
                 shown = " and ".join(render(term) for term in culprits)
-                message = f"{shown} can't both hold: this never matches"
-                yield _at(expr, "contradiction", Severity.ERROR, message, None)
+                message = f"{shown} can't both hold: this is never true"
+                better = Or(expr.terms) if len(expr.terms) == 2 else None
+                yield _parenthesised(
+                    _at(expr, "contradiction", Severity.ERROR, message, better), parent
+                )
         elif isinstance(expr, Or):
             if culprits := _contradictions.coverage(expr.terms):
                 shown = " or ".join(render(term) for term in culprits)
                 message = f"{shown} holds for every value: this is always true"
-                yield _at(expr, "tautology", Severity.WARNING, message, None)
+                better = And(expr.terms) if len(expr.terms) == 2 else None
+                yield _parenthesised(
+                    _at(expr, "tautology", Severity.WARNING, message, better), parent
+                )
         elif isinstance(expr, Compare):
             yield from _with_itself(expr)
         yield from _constant_condition(parent, expr)
@@ -436,9 +448,9 @@ def _with_itself(expr: Compare) -> Iterator[Finding]:
 
 def _constant_condition(parent: Expr | None, expr: Expr) -> Iterator[Finding]:
     """A part without a property has one outcome for all messages."""
-    if isinstance(expr, Property | Negate) or (parent is not None and not properties_of(parent)):
+    if isinstance(expr, Property | Negate) or (parent is not None and is_fixed(parent)):
         return
-    if properties_of(expr) or not isinstance(parent, And | Or | Not | None):
+    if not is_fixed(expr) or not isinstance(parent, And | Or | Not | None):
         return
     outcome = evaluate(compile_closure(expr), None)
     if outcome is Outcome.TRUE:

@@ -28,6 +28,7 @@ __all__ = [
     "children",
     "constant_kind",
     "is_condition",
+    "is_fixed",
     "properties_of",
     "walk",
 ]
@@ -227,6 +228,11 @@ def walk(expr: Expr) -> list[Expr]:
     for child in children(expr):
         found += walk(child)
     return found
+
+
+def is_fixed(expr: Expr) -> bool:
+    """Whether the expression reads no property, so is worth the same for every message."""
+    return not isinstance(expr, Property) and all(map(is_fixed, children(expr)))
 
 
 def properties_of(expr: Expr) -> tuple[str, ...]:

@@ -35,15 +35,16 @@ from .nodes import (
     Span,
     TextMatch,
     TextOperator,
+    children,
 )
 from .tokens import Dialect, Token, TokenKind
 
 __all__ = ["MAX_DEPTH", "Selector", "parse", "parse_selector"]
 
-# Levels of parentheses, NOT, minus and chained comparisons. RocketMQ has no number of its own: it
-# runs out of stack (at about 1,100 parentheses in a fresh JVM) and calls that an invalid selector.
-# A fixed number keeps all engines of one mind.
-MAX_DEPTH = 200
+# Levels of the tree, and so of calls, that every engine can go down within Python's default limit.
+# RocketMQ has no number of its own: it runs out of stack, at about 1,100 levels in a fresh JVM, and
+# calls that an invalid selector.
+MAX_DEPTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,24 @@ def parse_selector(text: str, dialect: Dialect | str = Dialect.V4_9) -> Selector
     dialect = Dialect(dialect)
     parser = _Parser(text, dialect)
     expression = parser.condition(parser.expression(_Level.OR))
+    if too_deep := _below(expression, MAX_DEPTH):
+        raise _too_deep(text, too_deep.span.start)
     ignored = None if parser.token.kind is TokenKind.END else parser.token
     return Selector(text, dialect, expression, ignored)
+
+
+def _below(expr: Expr, depth: int) -> Expr | None:
+    """A node further down than `depth`, if there is one: a chain like a = b = c grows to the left
+    without the parser going deeper."""
+    level: list[Expr] = [expr]
+    for _ in range(depth):
+        level = [child for node in level for child in children(node)]
+    return level[0] if level else None
+
+
+def _too_deep(text: str, position: int) -> FilterSyntaxError:
+    reason = f"nested more than {MAX_DEPTH} levels deep"
+    return FilterSyntaxError(text, position, reason, "simplify the expression")
 
 
 class _Level(IntEnum):
@@ -110,7 +127,7 @@ _TEXT_OPERATORS = {TokenKind(op.value): op for op in TextOperator}
 
 
 class _Parser:
-    """Recursive descent; at most three Python frames a level of nesting."""
+    """Recursive descent; at most five Python frames a level of nesting."""
 
     def __init__(self, text: str, dialect: Dialect) -> None:
         self._text = text
@@ -120,21 +137,22 @@ class _Parser:
         self._depth = 0
         self.token = self._lexer.next()  # the one token looked ahead
 
-    def expression(self, level: _Level) -> Expr:
-        """Operands joined by operators of `level` or tighter."""
-        start = self.token.start
-        left = self._unary()
-        links = 0  # each link of a chain like a = b = c is a level of the tree
+    def expression(self, level: _Level, left: Expr | None = None, start: int = 0) -> Expr:
+        """Operands joined by operators of `level` or tighter; `left`: the first, already read."""
+        if left is None:
+            start = self.token.start
+            left = self._unary()
         ceiling = _Level.COMPARISON  # `a IS NULL > 3`: what was joined loosely can't go on tightly
         while (found := _LEVELS.get(self.token.kind)) is not None and level <= found <= ceiling:
             ceiling = found
-            if found is _Level.OR or found is _Level.AND:
-                left = self._chain(left, found, start)
+            if found <= _Level.AND:
+                kind, terms = self.token.kind, [self.condition(left)]
+                while self._take_if(kind):
+                    terms.append(self.condition(self.expression(_Level(found + 1))))
+                node = And if found is _Level.AND else Or
+                left = node(tuple(terms), Span(start, self._end))
             else:
-                links += 1
-                self._enter(self.token, links)
                 left = self._equality_or_comparison(left, start)
-                self._depth -= links
         return left
 
     def condition(self, expr: Expr) -> Expr:
@@ -142,15 +160,6 @@ class _Parser:
         if reason := checks.why_no_condition(expr):
             raise FilterTypeError(self._text, expr.span.start, *reason)
         return expr
-
-    def _chain(self, first: Expr, level: _Level, start: int) -> And | Or:
-        kind = self.token.kind
-        terms = [self.condition(first)]
-        while self.token.kind is kind:
-            self._take()
-            terms.append(self.condition(self.expression(_Level(level + 1))))
-        span = Span(start, self._end)
-        return And(tuple(terms), span) if level is _Level.AND else Or(tuple(terms), span)
 
     def _equality_or_comparison(self, left: Expr, start: int) -> Expr:
         operator = self._take()
@@ -213,31 +222,42 @@ class _Parser:
         return tuple(choices)
 
     def _unary(self) -> Expr:
-        token = self.token
-        if token.kind not in _PREFIXES:
-            return self._primary()
-        self._take()
-        self._enter(token)
-        operand = self._unary()
-        self._depth -= 1
-        span = Span(token.start, self._end)
-        if token.kind is TokenKind.MINUS:
-            return Negate(operand, span)
-        if token.kind is TokenKind.NOT:
-            return Not(self.condition(operand), span)
+        """Any number of +, - and NOT before a literal, a name or parentheses."""
+        prefixes = []
+        while self.token.kind in _PREFIXES:
+            prefixes.append(self.token)
+            self._enter(self.token)
+            self._take()
+        is_open = self.token.kind is TokenKind.LEFT
+        operand = self._parenthesised() if is_open else self._primary()
+        for token in reversed(prefixes):
+            span = Span(token.start, self._end)
+            if token.kind is TokenKind.MINUS:
+                operand = Negate(operand, span)
+            elif token.kind is TokenKind.NOT:
+                operand = Not(self.condition(operand), span)
+        self._depth -= len(prefixes)
         return operand
 
-    def _primary(self) -> Expr:
-        token = self.token
-        if token.kind is TokenKind.LEFT:
+    def _parenthesised(self) -> Expr:
+        """`((a = 1) AND b = 2)`: those opened together are closed here, without going deeper."""
+        starts = []
+        while self.token.kind is TokenKind.LEFT:
             self._take()
-            self._enter(token)
-            inner = self.expression(_Level.OR)
-            self._depth -= 1
+            starts.append(self.token.start)
+        self._enter(self.token)
+        inner: Expr | None = None
+        for start in reversed(starts):
+            inner = self.expression(_Level.OR, inner, start)
             if self.token.kind is not TokenKind.RIGHT:
                 raise self._unexpected("')'", self._word_hint(self.token))
             self._take()
-            return inner
+        self._depth -= 1
+        assert inner is not None
+        return inner
+
+    def _primary(self) -> Expr:
+        token = self.token
         span = Span(token.start, token.end)
         node: Expr
         match token.kind:
@@ -286,11 +306,10 @@ class _Parser:
         if not self._take_if(kind):
             raise self._unexpected(kind.value)
 
-    def _enter(self, token: Token, levels: int = 1) -> None:
-        self._depth += levels
+    def _enter(self, token: Token) -> None:
+        self._depth += 1
         if self._depth > MAX_DEPTH:
-            reason = f"nested more than {MAX_DEPTH} levels deep"
-            raise FilterSyntaxError(self._text, token.start, reason, "simplify the expression")
+            raise _too_deep(self._text, token.start)
 
     def _check(self, problem: checks.Problem | None) -> None:
         if problem is not None:

@@ -38,6 +38,7 @@ from ..nodes import (
     Property,
     TextMatch,
     TextOperator,
+    is_fixed,
     properties_of,
 )
 from . import closures
@@ -143,7 +144,7 @@ class _Compiler:
 
     def condition(self, expr: Expr, then: Map = IDENTITY, table: Table = REPLACE) -> None:
         """Steps that leave `table[accumulator][then[outcome of expr]]` in the accumulator."""
-        if not properties_of(expr):
+        if is_fixed(expr):
             self._constant(_fold(expr), then, table)
             return
         match expr:
@@ -152,9 +153,9 @@ class _Compiler:
             case Not(operand):
                 self.condition(operand, [then[o] for o in logic.NOT], table)
             case And(terms):
-                self._apart(then, table, lambda: self._chain(terms, logic.AND, (F, E)))
+                self._chain(terms, logic.AND, (F, E), then, table)
             case Or(terms):
-                self._apart(then, table, lambda: self._chain(terms, logic.OR, (T, E)))
+                self._chain(terms, logic.OR, (T, E), then, table)
             case Between():
                 self._between(expr, then, table)
             case Compare():
@@ -194,7 +195,10 @@ class _Compiler:
     def _constant(self, outcome: Outcome, then: Map, table: Table) -> None:
         self._step(Op.CONSTANT, (outcome,), then, table)
 
-    def _chain(self, terms: Sequence[Expr], join: Table, stop: Sequence[Outcome]) -> None:
+    def _chain(
+        self, terms: Sequence[Expr], join: Table, stop: Sequence[Outcome], then: Map, table: Table
+    ) -> None:
+        self._begin(table)
         exits = []
         for i, term in enumerate(terms):
             self.condition(term, table=join if i else REPLACE)
@@ -202,20 +206,22 @@ class _Compiler:
         for row in exits[:-1]:
             self._rows[row][Field.STOP] = sum(1 << outcome for outcome in stop)
             self._rows[row][Field.TARGET] = len(self._rows)
+        self._end(then, table)
 
-    def _apart(self, then: Map, table: Table, steps: Callable[[], None]) -> None:
-        """`steps` compute an outcome in a clean accumulator; it is mapped and joined after them."""
-        if table is REPLACE:
-            steps()
-            if tuple(then) != IDENTITY:
-                self._step(Op.MAP, then=then)
-            return
-        self._step(Op.PUSH)
-        self._depth += 1
-        self._deepest = max(self._deepest, self._depth)
-        steps()
-        self._depth -= 1
-        self._step(Op.JOIN, then=then, table=table)
+    def _begin(self, table: Table) -> None:
+        """What follows, up to `_end`, computes an outcome in an accumulator of its own."""
+        if table is not REPLACE:
+            self._step(Op.PUSH)
+            self._depth += 1
+            self._deepest = max(self._deepest, self._depth)
+
+    def _end(self, then: Map, table: Table) -> None:
+        """That outcome, mapped, is joined with the accumulator as it was."""
+        if table is not REPLACE:
+            self._depth -= 1
+            self._step(Op.JOIN, then=then, table=table)
+        elif tuple(then) != IDENTITY:
+            self._step(Op.MAP, then=then)
 
     # Comparisons
 
@@ -293,12 +299,10 @@ class _Compiler:
         elif right.source is None:
             self._emit(left, [then[row[0]] for row in cells], table)
         else:
-
-            def both() -> None:
-                self._emit(left, IDENTITY, REPLACE)
-                self._emit(right, IDENTITY, cells)
-
-            self._apart(then, table, both)
+            self._begin(table)
+            self._emit(left, IDENTITY, REPLACE)
+            self._emit(right, IDENTITY, cells)
+            self._end(then, table)
 
     def _per_value(
         self,
@@ -446,7 +450,7 @@ class _Side:
 
 def _side(expr: Expr) -> _Side:
     kind = closures.value_kind(expr)
-    if not properties_of(expr):
+    if is_fixed(expr):
         try:
             return _Side(None, kind, (closures.compile_value(expr)({}),) * 4)
         except FilterValueError:
