@@ -20,7 +20,7 @@ from ..nodes import Expr
 from ._kernel import run_columns, run_strings
 from ._program import compile_program
 
-__all__ = ["BatchFilter", "Outcomes", "compile_batch"]
+__all__ = ["BatchFilter", "Outcomes", "column", "compile_batch"]
 
 Outcomes = npt.NDArray[np.uint8]
 
@@ -83,9 +83,9 @@ class BatchFilter:
         )
         return out
 
-    def match_strings(self, column: Any) -> Outcomes:
+    def match_strings(self, values: Any) -> Outcomes:
         """A column of property strings: Arrow or NumPy. A null is a message without properties."""
-        return _concatenate([self._match_array(array) for array in _arrays(column)])
+        return _concatenate([self._match_array(array) for array in _arrays(values)])
 
     def _match_array(self, array: pa.Array) -> Outcomes:
         buffer, starts, ends = _spans(array)
@@ -101,7 +101,7 @@ class BatchFilter:
         `rows` is needed only when no column of `columns` is named by the expression.
         """
         wanted = {name: columns[name] for name in self.names if name in columns}
-        arrays = {name: _whole(column) for name, column in wanted.items()}
+        arrays = {name: column(values) for name, values in wanted.items()}
         lengths = {len(array) for array in arrays.values()} | (
             {rows} if rows is not None else set()
         )
@@ -175,11 +175,11 @@ class _NameTable:
             address += len(name)
 
 
-def _arrays(column: Any) -> list[pa.Array]:
+def _arrays(values: Any) -> list[pa.Array]:
     """The column as Arrow arrays of large_string or large_binary."""
-    if isinstance(column, pa.ChunkedArray):
-        return [array for chunk in column.chunks for array in _arrays(chunk)]
-    array = column if isinstance(column, pa.Array) else pa.array(column)
+    if isinstance(values, pa.ChunkedArray):
+        return [array for chunk in values.chunks for array in _arrays(chunk)]
+    array = values if isinstance(values, pa.Array) else pa.array(values)
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return [array.cast(pa.large_string())]
@@ -194,8 +194,9 @@ def _arrays(column: Any) -> list[pa.Array]:
         raise FilterTypeError("", 0, reason) from None
 
 
-def _whole(column: Any) -> pa.Array:
-    arrays = _arrays(column)
+def column(values: Any) -> pa.Array:
+    """One Arrow array of anything `match_strings` takes: converted once, matched often."""
+    arrays = _arrays(values)
     return (
         arrays[0]
         if len(arrays) == 1

@@ -1,0 +1,56 @@
+"""Examples and the README's programs run, and print what is said they print."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(path: Path) -> None:
+    assert run(path.read_text())
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_shows_what_its_programs_print(path: Path) -> None:
+    """A `python` block followed by a `text` block: the program and its output."""
+    blocks = _FENCED.findall(path.read_text())
+    for (kind, program), (next_kind, output) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+        if kind == "python":
+            printed = run(program)
+            if next_kind == "text":
+                assert printed == output
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_shows_what_its_commands_print(path: Path) -> None:
+    """A `console` block: lines that begin with `$ tamis`, each followed by what it prints."""
+    for kind, block in _FENCED.findall(path.read_text()):
+        if kind != "console":
+            continue
+        for command, output in re.findall(
+            r"^\$ (tamis .*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE
+        ):
+            done = subprocess.run(
+                command,
+                shell=True,
+                capture_output=True,
+                text=True,
+                env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            )
+            assert (done.stdout + done.stderr).rstrip() == output.rstrip(), command
