@@ -1,14 +1,19 @@
 """The batch engine: every way in, every place a value can lie, and never a byte too far."""
 
+import copy
 import mmap
+import pickle
 import threading
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tamis.errors import FilterTypeError
 from tamis.filter import Outcome, parse
+from tamis.filter.engines._kernel import find_damaged
 from tamis.filter.engines.columnar import compile_batch
 
 F, T, N, E = (int(outcome) for outcome in Outcome)
@@ -153,8 +158,11 @@ def test_spans_of_a_buffer_are_read_in_place() -> None:
     ends = starts + np.array([len(first), len(second), 0])
     batch_filter = compile_batch(parse("a = 1"))
     assert batch_filter.match_spans(buffer, starts, ends).tolist() == [T, F, N]
+    assert batch_filter.match_spans(buffer.tobytes(), starts, ends).tolist() == [T, F, N]
     with pytest.raises(IndexError):
         batch_filter.match_spans(buffer, starts, ends + len(buffer))
+    with pytest.raises(ValueError, match="3 starts and 2 ends"):
+        batch_filter.match_spans(buffer, starts, ends[:2])
 
 
 @pytest.mark.parametrize(
@@ -192,6 +200,38 @@ def test_bytes_that_are_no_text_compare_as_java_would_read_them() -> None:
     assert outcomes("a = b", [b"a\x01\xff\x02b\x01\xfe"]) == [T]
     assert outcomes("a = '\ufffd'", [b"a\x01\xff"]) == [T]
     assert outcomes("a = 'x'", [b"a\x01\xff"]) == [F]
+
+
+edges_of_utf8 = st.lists(
+    st.sampled_from(
+        b"a\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xc1\xc2\xdf\xe0\xe1\xed\xef\xf0\xf1\xf4\xf5\xff"
+    )
+).map(bytes)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(edges_of_utf8 | st.binary() | st.text().map(str.encode))
+def test_damaged_text_is_known(data: bytes) -> None:
+    try:
+        data.decode()
+        damaged = False
+    except UnicodeDecodeError:
+        damaged = True
+    found = np.empty(1, dtype=np.bool_)
+    buffer = np.frombuffer(data or b"\0", dtype=np.uint8)
+    find_damaged(buffer.ctypes.data, np.array([0]), np.array([len(data)]), found)
+    assert found.tolist() == [damaged]
+
+
+@pytest.mark.parametrize("travel", [pickle.loads, copy.deepcopy])
+def test_a_filter_travels_as_its_expression(travel) -> None:
+    batch_filter = compile_batch(parse("a IN ('x', 'a text of some length') AND b > 5"))
+    sent = pickle.dumps(batch_filter) if travel is pickle.loads else batch_filter
+    arrived = travel(sent)
+    del batch_filter
+    assert arrived.match_strings([packed(("a", "a text of some length"), ("b", "6"))]).tolist() == [
+        T
+    ]
 
 
 def test_a_property_named_often_gets_one_slot() -> None:

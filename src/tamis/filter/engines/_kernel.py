@@ -12,7 +12,7 @@ from ._memory import Address, Int, Word, compiled, find64, inlined, load1, load8
 from ._numbers import read_double, read_integer
 from ._program import ERROR_ANSWER, HASH_FACTORS, Field, Op
 
-__all__ = ["run_columns", "run_strings"]
+__all__ = ["find_damaged", "run_columns", "run_strings"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,6 +30,7 @@ _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
 _FACTOR_LENGTH, _FACTOR_FIRST, _FACTOR_LAST = (np.uint64(factor) for factor in HASH_FACTORS)
 _EQUALS, _SEPARATOR = 1, 2  # between name and value, after a value
 _NO_BITS, _ONE_BIT = np.uint64(0), np.uint64(1)
+_TOP_BITS = np.uint64(0x8080808080808080)
 
 
 @inlined
@@ -127,6 +128,45 @@ def run_columns(
             _set_cell(places, slot, _PLACE, _START, bases[slot] + starts[slot, row])
             _set_cell(places, slot, _PLACE, _LENGTH, lengths[slot, row])
         out[row] = _outcome(code.ctypes.data, len(code), texts, choices.ctypes.data, places, stack)
+
+
+@compiled
+def find_damaged(base: Address, starts: Ints, ends: Ints, out: npt.NDArray[np.bool_]) -> None:
+    """Which rows are not UTF-8."""
+    for row in range(len(starts)):
+        out[row] = not _is_utf8(base + starts[row], base + ends[row])
+
+
+@inlined
+def _is_utf8(at: Address, end: Address) -> bool:
+    while at < end:
+        if at + 8 <= end and load8(at) & _TOP_BITS == _NO_BITS:
+            at += 8
+            continue
+        lead = load1(at)
+        at += 1
+        if lead < 0x80:
+            continue
+        low, high, more = 0x80, 0xBF, 0  # bounds of the second byte; bytes after that
+        if lead >= 0xF0:
+            more = 2
+            if lead == 0xF0:
+                low = 0x90
+            elif lead == 0xF4:
+                high = 0x8F
+        elif lead >= 0xE0:
+            more = 1
+            if lead == 0xE0:
+                low = 0xA0
+            elif lead == 0xED:
+                high = 0x9F  # above are surrogates
+        if lead < 0xC2 or lead > 0xF4 or end - at < more + 1 or not low <= load1(at) <= high:
+            return False
+        for i in range(1, more + 1):
+            if load1(at + i) & 0xC0 != 0x80:
+                return False
+        at += more + 1
+    return True
 
 
 @inlined

@@ -8,6 +8,7 @@ columns are Arrow arrays by property name. Outcomes are those of `logic.Outcome`
 """
 
 from collections.abc import Iterable, Mapping
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from ...errors import FilterTypeError
 from ...java import decode_utf8
 from ..nodes import Expr
-from ._kernel import run_columns, run_strings
+from ._kernel import find_damaged, run_columns, run_strings
 from ._program import compile_program
 
 __all__ = ["BatchFilter", "Outcomes", "column", "compile_batch"]
 
 Outcomes = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+Buffer = bytes | bytearray | memoryview | mmap | Bytes
 
 
 def compile_batch(expr: Expr) -> "BatchFilter":
@@ -40,36 +44,44 @@ class BatchFilter:
         self._names = _NameTable(program.names)
         self._texts = program.texts.ctypes.data  # alive as long as the program is
 
+    def __reduce__(self) -> tuple[type["BatchFilter"], tuple[Expr]]:
+        """Travels as its expression: what is compiled holds addresses of this process."""
+        return BatchFilter, (self.expression,)
+
     def match_spans(
-        self,
-        buffer: npt.NDArray[np.uint8],
-        starts: npt.NDArray[np.int64],
-        ends: npt.NDArray[np.int64],
+        self, buffer: Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> Outcomes:
         """Property strings that lie in `buffer` at `starts[i]` up to `ends[i]`; nothing is copied.
 
-        Spans must lie within the buffer; an empty one is a message without properties.
+        The buffer may be bytes, a mapped file, a NumPy array. Spans must lie within it; an empty
+        one is a message without properties.
         """
+        data = np.frombuffer(buffer, dtype=np.uint8)
         starts = np.ascontiguousarray(starts, dtype=np.int64)
         ends = np.ascontiguousarray(ends, dtype=np.int64)
-        if len(starts) and (starts.min() < 0 or ends.max() > len(buffer)):
+        if len(starts) != len(ends):
+            raise ValueError(f"{len(starts)} starts and {len(ends)} ends")
+        if len(starts) and (starts.min() < 0 or ends.max() > len(data)):
             raise IndexError("a span lies outside the buffer")
-        if self._program.compares_text:
-            buffer, starts, ends = _decodable(buffer, starts, ends)
-        return self._run_strings(buffer, starts, ends)
+        return self._run(data, starts, ends, is_text=False)
 
-    def _run_strings(
-        self,
-        buffer: npt.NDArray[np.uint8],
-        starts: npt.NDArray[np.int64],
-        ends: npt.NDArray[np.int64],
-    ) -> Outcomes:
+    def match_strings(self, values: Any) -> Outcomes:
+        """A column of property strings: Arrow or NumPy. A null is a message without properties."""
+        return _concatenate([self._match_array(array) for array in _arrays(values)])
+
+    def _match_array(self, array: pa.Array) -> Outcomes:
+        data, starts, ends = _spans(array)
+        if array.null_count:
+            ends = np.where(array.is_valid().to_numpy(zero_copy_only=False), ends, starts)
+        return self._run(data, starts, ends, is_text=pa.types.is_large_string(array.type))
+
+    def _run(self, data: Bytes, starts: Offsets, ends: Offsets, is_text: bool) -> Outcomes:
         out = np.empty(len(starts), dtype=np.uint8)
-        base = buffer.ctypes.data
+        base = data.ctypes.data
         names, program = self._names, self._program
         run_strings(
             base,
-            base + len(buffer),
+            base + len(data),
             starts,
             ends,
             names.heads,
@@ -81,23 +93,21 @@ class BatchFilter:
             program.depth,
             out,
         )
+        if program.compares_text and not is_text:
+            damaged = np.empty(len(starts), dtype=np.bool_)
+            find_damaged(base, starts, ends, damaged)
+            rows = np.flatnonzero(damaged)
+            if len(rows):
+                # Java reads what is no UTF-8 as U+FFFD, so that two different wrecks are equal
+                spans = zip(starts[rows], ends[rows], strict=True)
+                texts = [decode_utf8(data[start:end].tobytes()) for start, end in spans]
+                out[rows] = self.match_strings(texts)
         return out
-
-    def match_strings(self, values: Any) -> Outcomes:
-        """A column of property strings: Arrow or NumPy. A null is a message without properties."""
-        return _concatenate([self._match_array(array) for array in _arrays(values)])
-
-    def _match_array(self, array: pa.Array) -> Outcomes:
-        buffer, starts, ends = _spans(array)
-        if array.null_count:
-            ends = np.where(array.is_valid().to_numpy(zero_copy_only=False), ends, starts)
-        if self._program.compares_text and pa.types.is_large_binary(array.type):
-            buffer, starts, ends = _decodable(buffer, starts, ends)
-        return self._run_strings(buffer, starts, ends)
 
     def match_columns(self, columns: Mapping[str, Any], rows: int | None = None) -> Outcomes:
         """Ready columns by property name; a null is a missing property, and so is a missing column.
 
+        Bytes are compared as they are: damaged UTF-8 is for whoever made the columns to deal with.
         `rows` is needed only when no column of `columns` is named by the expression.
         """
         wanted = {name: columns[name] for name in self.names if name in columns}
@@ -204,9 +214,7 @@ def column(values: Any) -> pa.Array:
     )
 
 
-def _spans(
-    array: pa.Array,
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _spans(array: pa.Array) -> tuple[Bytes, Offsets, Offsets]:
     """Views of a large array: its bytes, and where each value starts and ends in them."""
     _, offsets, data = array.buffers()
     if offsets is None or len(array) == 0:
@@ -215,19 +223,6 @@ def _spans(
     edges = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
     buffer = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(1, dtype=np.uint8)
     return buffer, edges[:-1], edges[1:]
-
-
-def _decodable(
-    buffer: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The same strings with undecodable bytes replaced, as Java does on reading them.
-
-    Only for expressions that could tell: two different wrecks become equal texts.
-    """
-    strings = [buffer[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
-    fixed = [decode_utf8(string).encode() for string in strings]
-    edges = np.cumsum([0, *map(len, fixed)], dtype=np.int64)
-    return np.frombuffer(b"".join(fixed) + b"\0", dtype=np.uint8), edges[:-1], edges[1:]
 
 
 def _concatenate(parts: list[Outcomes]) -> Outcomes:
