@@ -149,7 +149,7 @@ def _range(test: Expr) -> _Range | None:
             value = number(right)
         case Compare(operator, left, Property()):
             value = number(left)
-            operator = _MIRRORED.get(operator, operator)
+            operator = operator.mirrored
         case _:
             return None
     if value is None:
@@ -165,13 +165,6 @@ def _range(test: Expr) -> _Range | None:
         case Operator.NE:
             return None
 
-
-_MIRRORED = {
-    Operator.GT: Operator.LT,
-    Operator.GE: Operator.LE,
-    Operator.LT: Operator.GT,
-    Operator.LE: Operator.GE,
-}
 
 _OPPOSITES = {
     Operator.EQ: Operator.NE,

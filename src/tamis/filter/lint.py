@@ -267,18 +267,9 @@ def _always_null(selector: Selector) -> Iterator[Finding]:
 
 _NUMBERS = (Kind.INT, Kind.LONG, Kind.DOUBLE)
 
-_MIRRORED = {
-    Operator.EQ: Operator.EQ,
-    Operator.NE: Operator.NE,
-    Operator.GT: Operator.LT,
-    Operator.GE: Operator.LE,
-    Operator.LT: Operator.GT,
-    Operator.LE: Operator.GE,
-}
-
 
 def _mirror(compare: Compare) -> Compare:
-    return Compare(_MIRRORED[compare.operator], compare.right, compare.left)
+    return Compare(compare.operator.mirrored, compare.right, compare.left)
 
 
 def _missing_property(selector: Selector) -> Iterator[Finding]:

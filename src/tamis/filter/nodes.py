@@ -65,6 +65,19 @@ class Operator(Enum):
     def is_ordering(self) -> bool:
         return self not in (Operator.EQ, Operator.NE)
 
+    @property
+    def mirrored(self) -> "Operator":
+        """The one that says the same with the sides exchanged."""
+        return _MIRRORED.get(self, self)
+
+
+_MIRRORED = {
+    Operator.GT: Operator.LT,
+    Operator.GE: Operator.LE,
+    Operator.LT: Operator.GT,
+    Operator.LE: Operator.GE,
+}
+
 
 class TextOperator(Enum):
     """Dialect 5.1.3 only."""

@@ -253,7 +253,7 @@ class _Compiler:
                 kind, key = number
                 # asymmetric: a value equals a missing one never, not unknown
                 missing = F if op is Operator.EQ else N
-                bounds = _bounds(_MIRRORED[op], key)
+                bounds = _bounds(op.mirrored, key)
                 self._range(right, kind, bounds, (missing, F, T), then, table)
             case Property() as left, Constant(value=str() as text):
                 self._one_of(left, (text,), (N, F, T), then, table)
@@ -389,14 +389,6 @@ _SEARCHES = {
     TextOperator.CONTAINS: Op.CONTAINS,
     TextOperator.STARTSWITH: Op.STARTSWITH,
     TextOperator.ENDSWITH: Op.ENDSWITH,
-}
-
-_MIRRORED = {
-    Operator.EQ: Operator.EQ,
-    Operator.GT: Operator.LT,
-    Operator.GE: Operator.LE,
-    Operator.LT: Operator.GT,
-    Operator.LE: Operator.GE,
 }
 
 
