@@ -1,8 +1,7 @@
 """The words of the SQL92 selector language and its two dialects."""
 
-from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = ["KEYWORDS", "Dialect", "Token", "TokenKind"]
 
@@ -47,8 +46,7 @@ class TokenKind(Enum):
     END = "end of text"
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     kind: TokenKind
     text: str
     start: int
