@@ -6,6 +6,8 @@
     │   │   ├── FilterSyntaxError    it is not an expression of the language
     │   │   └── FilterTypeError      it is, but RocketMQ (or strict mode) refuses its operands
     │   └── FilterValueError     a message's value can't be compared; seen while evaluating
+    ├── StoreError
+    │   └── CorruptRecord        .file .offset .reason
     └── ConfigError              a setting out of its range
 
 Facts are arguments; the sentence is built in `__str__`.
@@ -13,13 +15,25 @@ Facts are arguments; the sentence is built in `__str__`.
 
 __all__ = [
     "ConfigError",
+    "CorruptRecord",
     "Error",
     "FilterError",
     "FilterSyntaxError",
     "FilterTypeError",
     "FilterValueError",
     "InvalidFilter",
+    "StoreError",
+    "place",
 ]
+
+
+def place(text: str, position: int) -> str:
+    """Where that is, for a person: the column, from 1, and the line if there are several."""
+    column = position - (text.rfind("\n", 0, position) + 1) + 1
+    if "\n" not in text:
+        return f"column {column}"
+    line = text.count("\n", 0, position) + 1
+    return f"line {line}, column {column}"
 
 
 class Error(Exception):
@@ -54,11 +68,8 @@ class InvalidFilter(FilterError):
         return self.position - (self.text.rfind("\n", 0, self.position) + 1) + 1
 
     def __str__(self) -> str:
-        where = f"column {self.column}"
-        if "\n" in self.text:
-            where = f"line {self.line}, {where}"
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{where}: {self.reason}{hint}"
+        return f"{place(self.text, self.position)}: {self.reason}{hint}"
 
     def picture(self) -> str:
         """The line of text concerned, and under it a mark at the column."""
@@ -93,3 +104,21 @@ class FilterValueError(FilterError):
         if len(shown) > 60:
             shown = shown[:57] + "…" + shown[-1]
         return f"{shown} can't be read as {self.wanted}"
+
+
+class StoreError(Error):
+    """The files of a store are not as they should be, or could not be written."""
+
+
+class CorruptRecord(StoreError):
+    """What lies at `offset` of `file` is no whole, sound record."""
+
+    def __init__(self, file: str, offset: int, reason: str) -> None:
+        super().__init__(file, offset, reason)
+        self.file = file
+        self.offset = offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        where = f"{self.file}, " if self.file else ""
+        return f"{where}offset {self.offset}: {self.reason}"

@@ -160,6 +160,7 @@ def test_eval_answers_in_order_and_reports_malformed_lines(engine: str) -> None:
         '{"id": 5, "expr": "a > 5", "props": {"a": 7}}',
         '{"expr": "a > 5", "props": {"a": "x"}}',
         '{"id": 6, "expr": "a = 5", "props": {"a": "\\ud800"}}',
+        '{"id": NaN, "expr": "a = 5", "props": {}}',
     ]
     done = tamis("filter", "eval", "--engine", engine, stdin="\n".join(lines))
     answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -172,7 +173,7 @@ def test_eval_answers_in_order_and_reports_malformed_lines(engine: str) -> None:
     assert answers[4]["id"] == 6
     assert len(answers) == 5
     reported = [line.split(": ", 2)[1] for line in done.stderr.splitlines()]
-    assert reported == ["line 2", "line 4", "line 7", "line 8"]
+    assert reported == ["line 2", "line 4", "line 7", "line 8", "line 11"]
 
 
 def test_eval_takes_bytes_that_are_no_text_for_a_malformed_line() -> None:
@@ -190,6 +191,25 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     command = f"{sys.executable} -c 'from tamis.cli.main import main; main()' filter eval | head -1"
     done = subprocess.run(command, shell=True, input=lines, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_an_expression_may_begin_with_a_minus() -> None:
+    done = tamis("filter", "test", "-a > 5", "-p", "a=-7")
+    assert done.returncode == 1
+    assert "write: a < -5" in done.stdout
+    assert "-a is always null" in tamis("filter", "lint", "-a > 5").stdout
+
+
+def test_a_full_disk_is_no_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*TAMIS, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "tamis: No space left on device\n"
+
+
+def test_what_could_upset_a_terminal_is_spelled_out() -> None:
+    done = tamis("filter", "test", "a = 'x'", "-p", "a=\x1b[31m\n")
+    assert "a is '\\x1b[31m\\n'" in done.stdout
 
 
 def test_colour_is_for_terminals_only() -> None:

@@ -39,6 +39,8 @@ REASONS = [
     ("a = (b > 1)", {"a": "true", "b": "x"}, "b > 1 fails"),
     ("NULL", {}, "NULL is unknown"),
     ("1 = 2", {}, "1 = 2 is false"),
+    ("(a = 1) IS NULL", {"a": "2"}, "a = 1 IS NULL is false"),
+    ("a = 1 OR b = 'y'", {"a": "2", "b": "x"}, "(a is '2', read as 2; b is 'x')"),
 ]
 
 

@@ -51,6 +51,8 @@ ERRORS = [
     ("1", 1, "neither true nor false"),
     ("a = 1 AND 'x'", 11, "neither true nor false"),
     ("-a", 1, "a negated value"),
+    ("(a = 007)", 7, "no leading zeros"),
+    ("a BETWEEN 01 AND 05", 12, "no leading zeros"),
     ("a = 1\n AND b != 2", 8, "line 2, column 8"),
 ]
 

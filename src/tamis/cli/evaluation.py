@@ -28,13 +28,18 @@ def cases(lines: Iterable[bytes], report: Callable[[int, str], None]) -> Iterato
         if not line.strip():
             continue
         try:
-            yield _case(json.loads(line.decode()))
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield _case(json.loads(text, parse_constant=_refuse))
         except UnicodeDecodeError as error:
             report(number, f"not UTF-8 at byte {error.start + 1}")
         except json.JSONDecodeError as error:
             report(number, f"not JSON: {error.msg} at column {error.colno}")
         except (ValueError, RecursionError) as error:
             report(number, str(error))
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"not JSON: {constant} is no value of JSON")
 
 
 def _case(value: Any) -> Case:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from ..errors import place
 from ..filter.tokens import Dialect
 
 if TYPE_CHECKING:
@@ -34,7 +35,11 @@ def filter_group() -> None:
     """Try, check and evaluate filters."""
 
 
-@filter_group.command()
+# An expression may begin with a minus, as `-a > 5` does.
+_EXPRESSIONS = {"ignore_unknown_options": True}
+
+
+@filter_group.command(context_settings=_EXPRESSIONS)
 @click.argument("expression", metavar="EXPR")
 @click.option(
     "-p", "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="May be repeated."
@@ -59,6 +64,7 @@ def test(
     """
     from ..errors import InvalidFilter
 
+    _check_options(context, expression)
     properties = _properties(pairs)
     try:
         if tags:
@@ -73,6 +79,13 @@ def test(
         )
         context.exit(2)
     context.exit(0 if matched else 1)
+
+
+def _check_options(context: click.Context, *expressions: str) -> None:
+    """What looks like a long option is a mistyped one, no expression."""
+    for expression in expressions:
+        if expression.startswith("--") and expression[2:3].isalpha():
+            raise click.NoSuchOption(expression.split("=")[0], ctx=context)
 
 
 def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -186,15 +199,15 @@ def _rows(part: "Part", depth: int) -> Iterator[tuple[str, str, str]]:
 def _print_tag_explanation(explanation: "TagExplanation") -> None:
     _print_verdict(explanation.matched, explanation.reason)
     click.echo()
-    for matched, place, what in (
+    for matched, who, what in (
         (explanation.matched_code, "broker", f"compares the hash {explanation.code}"),
         (explanation.matched_tag, "client", "compares the text"),
     ):
         word = "true" if matched else "false"
-        click.echo(f"  {click.style(f'{word:<7}', fg=_COLOURS[word])}  {place} {what}")
+        click.echo(f"  {click.style(f'{word:<7}', fg=_COLOURS[word])}  {who} {what}")
 
 
-@filter_group.command()
+@filter_group.command(context_settings=_EXPRESSIONS)
 @click.argument("expressions", metavar="EXPR...", nargs=-1, required=True)
 @_tags
 @_dialect
@@ -212,8 +225,9 @@ def lint(
     from ..filter.lint import Severity, lint_tags
     from ..filter.lint import lint as lint_sql
 
+    _check_options(context, *expressions)
     worst = 0
-    for label, text in _texts(expressions):
+    for label, text in _texts(expressions, blanks_count=tags):
         try:
             findings = lint_tags(text) if tags else lint_sql(text, dialect)
         except InvalidFilter as error:
@@ -235,15 +249,16 @@ def lint(
     context.exit(worst)
 
 
-def _texts(expressions: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _texts(expressions: tuple[str, ...], blanks_count: bool) -> Iterator[tuple[str, str]]:
     """(label, expression): those of a file are labelled with their line."""
     for expression in expressions:
         if expression != "-":
             yield "", expression
             continue
         for number, line in enumerate(sys.stdin.buffer, 1):
-            if line.strip():
-                yield f"{number}: ", line.decode("utf-8", "replace").rstrip("\r\n")
+            text = line.decode("utf-8", "replace").rstrip("\r\n")
+            if text if blanks_count else text.strip():
+                yield f"{number}: ", text
 
 
 def print_findings(text: str, findings: "list[Finding]", blank: bool = False) -> None:
@@ -252,11 +267,11 @@ def print_findings(text: str, findings: "list[Finding]", blank: bool = False) ->
             click.echo()
             blank = False
         word = click.style(finding.severity.value, fg=_SEVERITIES[finding.severity.value])
-        column = finding.start - (text.rfind("\n", 0, finding.start) + 1) + 1
-        click.echo(f"  {word} at column {column}: {finding.message} [{finding.rule}]")
+        where = place(text, finding.start)
+        click.echo(f"  {word} at {where}: {finding.message} [{finding.rule}]")
         better = finding.rewritten(text)
         if better is not None:
-            click.echo(f"    write: {click.style(better, bold=True)}")
+            click.echo(f"    write: {click.style(better.strip(), bold=True)}")
 
 
 def _finding(text: str, finding: "Finding") -> dict[str, Any]:
@@ -281,7 +296,7 @@ def _where(error: Any) -> dict[str, Any]:
 
 
 def _echo_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    click.echo(json.dumps(value, allow_nan=False))
 
 
 @filter_group.command("eval")

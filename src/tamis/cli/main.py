@@ -14,6 +14,7 @@ from .. import __version__
 from ..errors import Error, InvalidFilter
 from .demo import demo
 from .filter import filter_group
+from .store import store_group
 
 __all__ = ["main"]
 
@@ -42,6 +43,7 @@ def completion(shell: str) -> None:
 
 tamis.add_command(demo)
 tamis.add_command(filter_group)
+tamis.add_command(store_group)
 
 
 def main() -> None:
@@ -77,6 +79,11 @@ def main() -> None:
     except BrokenPipeError:
         # Whoever read our output has gone, as `head` does: nothing more to say, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"tamis: {where}{error.strerror}", err=True)
+        sys.stdout = None  # nothing more can be written at exit
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

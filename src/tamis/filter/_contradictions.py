@@ -8,18 +8,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from .engines.closures import compile_closure, compile_value, evaluate, value_kind
+from .engines.closures import compile_closure, compile_value, evaluate
 from .logic import Outcome
-from .nodes import And, Between, Compare, Constant, Expr, In, IsNull, Kind, Operator, Property
+from .nodes import (
+    And,
+    Between,
+    Compare,
+    Constant,
+    Expr,
+    In,
+    IsNull,
+    Kind,
+    Not,
+    Operator,
+    Property,
+    value_kind,
+)
 
-__all__ = ["conflict", "coverage", "number"]
+__all__ = ["conflict", "coverage", "number", "subject"]
 
 
 def conflict(terms: Sequence[Expr]) -> tuple[Expr, ...] | None:
     """Two tests among the terms of an AND that no value passes together."""
     for tests in _by_subject(_flattened(terms)):
         for second, first in combinations(tests, 2):
-            if _exclude(second, first):
+            if _exclude(_plain(second), _plain(first)):
                 return second, first
     return None
 
@@ -40,7 +53,7 @@ _COMPARED = 50  # tests of one property; each is compared with each
 def _by_subject(terms: Iterable[Expr]) -> Iterable[list[Expr]]:
     tests: dict[str, list[Expr]] = {}
     for term in terms:
-        name = _subject(term)
+        name = subject(term)
         if name is not None and len(tests.setdefault(name, [])) < _COMPARED:
             tests[name].append(term)
     return tests.values()
@@ -63,11 +76,13 @@ def _flattened(terms: Sequence[Expr]) -> Iterator[Expr]:
             yield term
 
 
-def _subject(test: Expr) -> str | None:
+def subject(test: Expr) -> str | None:
     """The property a test is about, if it is one we can reason about."""
     match test:
         case IsNull(Property(name)) | In(Property(name)):
             return name
+        case Not(operand) if not isinstance(operand, Not) and _opposite(operand) is not None:
+            return subject(operand)
         case Between(Property(name)) if _range(test) is not None:
             return name
         case Compare(_, Property(name), right) if _is_number_or_text(right):
@@ -82,21 +97,44 @@ def _is_number_or_text(expr: Expr) -> bool:
     return isinstance(expr, Constant) or number(expr) is not None
 
 
+def _plain(test: Expr) -> Expr:
+    """`NOT (a > 5)` as `a <= 5`: the one is true exactly when the other is."""
+    opposite = _opposite(test.operand) if isinstance(test, Not) else None
+    return test if opposite is None else opposite
+
+
 def _exclude(first: Expr, second: Expr) -> bool:
     """Whether no value of their one property makes both true."""
+    if _opposite(first) == second:
+        return True
     if _needs_absence(first) or _needs_absence(second):
         return not (_allows_absence(first) and _allows_absence(second))
     for test, other in ((first, second), (second, first)):
         texts = _texts(test)
         if texts is not None:  # few enough to try them all
             closure = compile_closure(other)
-            name = _subject(other)
+            name = subject(other)
             assert name is not None
             return not any(evaluate(closure, {name: t}) is Outcome.TRUE for t in texts)
+    if _is_boolean(first) and _is_boolean(second):  # all a boolean can be told of a text
+        name = subject(first)
+        assert name is not None
+        closures = compile_closure(first), compile_closure(second)
+        return not any(
+            all(evaluate(closure, {name: text}) is Outcome.TRUE for closure in closures)
+            for text in ("true", "x")
+        )
     ranges = _range(first), _range(second)
     if ranges[0] is None or ranges[1] is None:
         return False
     return ranges[0].misses(ranges[1])
+
+
+def _is_boolean(test: Expr) -> bool:
+    return isinstance(test, Compare) and Kind.BOOLEAN in (
+        value_kind(test.left),
+        value_kind(test.right),
+    )
 
 
 def _needs_absence(test: Expr) -> bool:
@@ -178,7 +216,7 @@ _OPPOSITES = {
 
 def _opposite(test: Expr) -> Expr | None:
     """The test that a present value passes exactly when it fails this one."""
-    if _subject(test) is None:
+    if isinstance(test, Not) or subject(test) is None:
         return None
     match test:
         case Compare(operator, left, right):
@@ -187,5 +225,7 @@ def _opposite(test: Expr) -> Expr | None:
             return In(operand, choices, not negated)
         case IsNull(operand, negated):
             return IsNull(operand, not negated)
+        case Between(operand, low, high, negated):
+            return Between(operand, low, high, not negated)
         case _:
             return None

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..java import string_hash
+from ..java import string_hash, trim
 from .tags import ALL, SEPARATOR, parse_tags
 
 __all__ = ["findings"]
@@ -13,7 +13,7 @@ _Row = tuple[str, str, str, str | None]
 
 _OTHER_SEPARATORS = re.compile(r"\s*(?:,|;|(?<!\|)\|(?!\|)|\s(?:OR|or)\s)\s*")
 _AND = re.compile(r"\sAND\s|\sand\s|&&")
-_SQL = re.compile(r"[=<>]|\b(?:IS (?:NOT )?NULL|BETWEEN|IN\s*\()", re.IGNORECASE)
+_SQL = re.compile(r"\s(?:=|<>|<=?|>=?)\s|'|\b(?:IS (?:NOT )?NULL|BETWEEN\s|IN\s*\()", re.IGNORECASE)
 
 
 def findings(expression: str) -> Iterator[_Row]:
@@ -30,7 +30,7 @@ def findings(expression: str) -> Iterator[_Row]:
     for tag in sorted(parsed.tags - {ALL}):
         yield from _one_tag(expression, tag)
     yield from _collisions(parsed.tags)
-    pieces = [piece.strip() for piece in expression.split(SEPARATOR)]
+    pieces = [trim(piece) for piece in expression.split(SEPARATOR)]
     named = [piece for piece in pieces if piece]
     tidy = f" {SEPARATOR} ".join(dict.fromkeys(named))
     if len(set(named)) < len(named):
@@ -52,13 +52,21 @@ def _one_tag(expression: str, tag: str) -> Iterator[_Row]:
         message = f"'{tag}' is taken for one tag: tags are separated by ||"
         parts = [part for part in _OTHER_SEPARATORS.split(tag) if part]
         better = expression.replace(tag, f" {SEPARATOR} ".join(parts))
-        yield "tag-separator", "error", message, better if parts else None
+        good = parts and ALL not in parts
+        yield "tag-separator", "error", message, better if good else None
     elif "*" in tag or "?" in tag or "%" in tag:
         message = f"'{tag}' is taken literally: tags have no wildcards"
         yield "tag-wildcard", "warning", message, None
+    elif tag != tag.strip():
+        message = f"'{tag}' keeps a blank that RocketMQ does not trim (U+{_blank(tag):04X})"
+        yield "tag-space", "warning", message, expression.replace(tag, tag.strip())
     elif " " in tag:
         message = f"'{tag}' is one tag with a blank in it"
         yield "tag-space", "note", message, None
+
+
+def _blank(tag: str) -> int:
+    return ord(tag[0] if tag[0].isspace() else tag[-1])
 
 
 def _collisions(tags: frozenset[str]) -> Iterator[_Row]:

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import FilterValueError
 from ..java import string_hash
 from .coercion import Value, common_kind, convert
-from .engines.closures import Properties, compile_closure, compile_value, evaluate, value_kind
+from .engines.closures import Properties, compile_closure, compile_value, evaluate
 from .logic import Outcome
 from .nodes import (
     And,
@@ -27,11 +27,20 @@ from .nodes import (
     TextMatch,
     children,
     is_condition,
+    value_kind,
 )
 from .render import quote, render
 from .tags import TagFilter, tags_code
 
-__all__ = ["Explanation", "Operand", "Part", "TagExplanation", "explain", "explain_tags"]
+__all__ = [
+    "Explanation",
+    "Operand",
+    "Part",
+    "TagExplanation",
+    "explain",
+    "explain_tags",
+    "printable",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class Part:
 
     @property
     def text(self) -> str:
-        return render(self.expression)
+        return printable(render(self.expression))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -194,9 +203,10 @@ def _decisive(part: Part) -> Part:
         return part  # all of them
     if isinstance(part.expression, Not) and part.outcome is Outcome.FALSE:
         return part
-    for inner in part.parts:
-        if inner.outcome is part.outcome:
-            return _decisive(inner)
+    if isinstance(part.expression, And | Or | Not) or part.outcome is Outcome.ERROR:
+        for inner in part.parts:
+            if inner.outcome is part.outcome:
+                return _decisive(inner)
     return part
 
 
@@ -210,7 +220,9 @@ def _sentence(part: Part) -> str:
         return f"{text} is unknown (null){why}"
     match expr:
         case Or():
-            return f"none of the {len(part.parts)} alternatives in {text} is true"
+            met = [str(o) for p in part.parts for o in p.operands if not o.is_literal]
+            shown = f" ({'; '.join(dict.fromkeys(met))})" if 0 < len(met) <= 4 else ""
+            return f"none of the {len(part.parts)} alternatives in {text} is true{shown}"
         case Not():
             return f"{text} is false, because {part.parts[0].text} is true"
         case Property(name):
@@ -226,11 +238,18 @@ def _sentence(part: Part) -> str:
 def _shown(value: Value) -> str:
     match value:
         case str():
-            return quote(value)
+            return quote(printable(value))
         case bool() | None:
             return str(value).upper() if value is not None else "NULL"
+        case float() if value != value:
+            return "NaN"
         case _:
             return str(value)
+
+
+def printable(text: str) -> str:
+    """With everything that could upset a terminal or a table spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +270,11 @@ class TagExplanation:
 def explain_tags(filter: TagFilter, tag: str | None) -> TagExplanation:
     code = tags_code(tag)
     matched_code, matched_tag = filter.matches_code(code), filter.matches_tag(tag)
-    shown = "The message has no tag" if tag is None else f"The tag {quote(tag)} (hash {code})"
+    shown = (
+        "The message has no tag"
+        if tag is None
+        else f"The tag {quote(printable(tag))} (hash {code})"
+    )
     if matched_code and matched_tag:
         reason = "It matches: * takes everything." if filter.matches_all else "It matches."
     elif matched_code:
@@ -271,5 +294,5 @@ def explain_tags(filter: TagFilter, tag: str | None) -> TagExplanation:
         reason = "It does not match: the message has no tag."
     else:
         wanted = " or ".join(quote(t) for t in sorted(filter.tags))
-        reason = f"It does not match: the tag is {quote(tag)}, not {wanted}."
+        reason = f"It does not match: the tag is {quote(printable(tag))}, not {wanted}."
     return TagExplanation(tag, code, matched_code, matched_tag, reason)

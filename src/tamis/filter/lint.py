@@ -4,15 +4,14 @@ Each rule is a function from a parsed selector to findings, listed in `_RULES`. 
 error never does what was meant; strict mode refuses it. Tag expressions have rules of their own.
 """
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from ..errors import FilterTypeError, InvalidFilter
 from . import _contradictions, _lint_tags
-from .checks import unknown_word_hint
-from .engines.closures import compile_closure, evaluate, value_kind
+from ._findings import Finding, Severity, finding_at
+from ._ignored_text import ignored_text
+from .engines.closures import compile_closure, evaluate
 from .logic import Outcome
 from .nodes import (
     And,
@@ -28,44 +27,27 @@ from .nodes import (
     Operator,
     Or,
     Property,
+    TextMatch,
     children,
     is_fixed,
+    value_kind,
     walk,
 )
-from .parser import Selector, parse, parse_selector
-from .render import quote, render
+from .parser import Selector, parse_selector
+from .render import render
 from .tags import TagFilter, parse_tags
-from .tokens import Dialect, TokenKind
+from .tokens import Dialect
 
 __all__ = ["Finding", "Severity", "lint", "lint_tags", "parse_strict", "parse_tags_strict"]
 
-
-class Severity(StrEnum):
-    ERROR = "error"  # never what was meant: strict mode refuses it
-    WARNING = "warning"  # often not what was meant
-    NOTE = "note"  # depends on the messages
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`replacement`, if there is one, goes in place of `text[start:end]`."""
-
-    rule: str
-    severity: Severity
-    message: str
-    start: int
-    end: int
-    replacement: str | None = None
-
-    def rewritten(self, text: str) -> str | None:
-        if self.replacement is None:
-            return None
-        return text[: self.start] + self.replacement + text[self.end :]
+_LONG = 5000  # characters; no rewrites are proposed for longer texts
 
 
 def lint(text: str, dialect: Dialect | str = Dialect.V4_9) -> list[Finding]:
     """Findings for a SQL92 filter, in the order of the text; raises InvalidFilter if it is none."""
-    return _lint(parse_selector(text, dialect))
+    selector = parse_selector(text, dialect)
+    findings = _findings(selector)
+    return [_with_good_rewrite(selector, finding, findings) for finding in findings]
 
 
 def lint_tags(expression: str) -> list[Finding]:
@@ -79,9 +61,8 @@ def lint_tags(expression: str) -> list[Finding]:
 
 def parse_strict(text: str, dialect: Dialect | str = Dialect.V4_9) -> Expr:
     """As `parse`, refusing also what lint calls an error."""
-    selector = parse_selector(text, dialect)
-    _refuse(text, _lint(selector))
-    return selector.expression
+    _refuse(text, lint(text, dialect))
+    return parse_selector(text, dialect).expression
 
 
 def parse_tags_strict(expression: str | None) -> TagFilter:
@@ -99,137 +80,75 @@ def _refuse(text: str, findings: list[Finding]) -> None:
             raise FilterTypeError(text, finding.start, finding.message, hint)
 
 
-def _lint(selector: Selector) -> list[Finding]:
+def _findings(selector: Selector) -> list[Finding]:
     findings = [finding for rule in _RULES for finding in rule(selector)]
     return sorted(findings, key=lambda finding: (finding.start, finding.end))
 
 
-def _at(expr: Expr, rule: str, severity: Severity, message: str, better: Expr | None) -> Finding:
-    text = None if better is None else render(better)
-    return Finding(rule, severity, message, expr.span.start, expr.span.end, text)
-
-
-def _ignored_text(selector: Selector) -> Iterator[Finding]:
-    """RocketMQ stops reading after a complete expression, whatever follows."""
-    text, token = selector.text, selector.ignored
-    if token is None:
-        return
-    number = _NUMBER_BEFORE.search(text[: token.start])
-    if number and token.kind in (TokenKind.NAME, TokenKind.INTEGER, TokenKind.DECIMAL):
-        # `007`: a number and more, written together
-        rest = _WORD.match(text, token.start)
-        written = number.group() + (rest.group() if rest else "")
-        end = number.start() + len(written)
-        message = f"{written} is read as {number.group()}, and all after it is ignored"
-        yield Finding(
-            "split-number", Severity.ERROR, message, number.start(), end, _plain_number(written)
-        )
-        return
-    word = token.text.upper()
-    ignored = text[token.start :].strip()
-    shown = ignored if len(ignored) <= 40 else ignored[:39] + "…"
-    message = f"«{shown}» is ignored: the expression is complete before it"
-    hint = unknown_word_hint(word, selector.dialect) if token.kind is TokenKind.NAME else None
-    if word == "LIKE":
-        yield _like(selector, f"{message}; {hint}")
-        return
-    if hint is not None:
-        message = f"{message}; {hint}"
-    elif token.kind in (TokenKind.PLUS, TokenKind.MINUS):
-        message = f"{message}; there is no arithmetic"
-    elif token.kind is TokenKind.RIGHT:
-        message = f"{message}; this parenthesis was never opened"
-        yield Finding("ignored-text", Severity.ERROR, message, token.start, len(text), "")
-        return
-    elif token.kind is not TokenKind.COMMA:
-        joined = f"{text[: token.start]}AND {text[token.start :]}"
-        if _compiles(joined, selector.dialect):
-            yield Finding("ignored-text", Severity.ERROR, message, token.start, token.start, "AND ")
-            return
-    yield Finding("ignored-text", Severity.ERROR, message, token.start, len(text), None)
-
-
-_NUMBER_BEFORE = re.compile(r"(?<![\w.$])(?:[0-9]+\.?[0-9]*|\.[0-9]+)\Z")
-_WORD = re.compile(r"[\w.$]+")
-
-
-def _plain_number(written: str) -> str | None:
-    """How a number written the Java or C way is spelled in a filter."""
-    lower = written.lower()
-    if re.fullmatch(r"[0-9]+l?", lower):
-        return str(int(lower.rstrip("l")))
-    if re.fullmatch(r"0x[0-9a-f]+", lower):
-        return str(int(lower, 16))
-    if re.fullmatch(r"[0-9]*\.?[0-9]+[fd]", lower) and float(lower[:-1]) > 0:
-        return repr(float(lower[:-1]))
-    return None
-
-
-def _like(selector: Selector, message: str) -> Finding:
-    text, token = selector.text, selector.ignored
-    assert token is not None
-    better = None
-    found = re.match(r"\s*'((?:''|[^'])*)'", text[token.end :])
-    end = len(text)
-    if found:
-        end = token.end + found.end()
-        pattern = found.group(1).replace("''", "'")
-        body = pattern.strip("%")
-        if "%" not in body and "_" not in body and body:
-            if pattern == body:
-                better = f"= {quote(body)}"
-            elif selector.dialect is Dialect.V5_1_3:
-                ends = (pattern.startswith("%"), pattern.endswith("%"))
-                word = {(True, True): "CONTAINS", (True, False): "ENDSWITH"}.get(ends, "STARTSWITH")
-                better = f"{word} {quote(body)}"
-    return Finding("ignored-text", Severity.ERROR, message, token.start, end, better)
-
-
-def _compiles(text: str, dialect: Dialect) -> bool:
+def _with_good_rewrite(selector: Selector, finding: Finding, all: list[Finding]) -> Finding:
+    """Keeps a rewrite only if it mends: it compiles, the trap is gone, no worse one came."""
+    better = finding.rewritten(selector.text)
+    if better is None:
+        return finding
     try:
-        parse(text, dialect)
+        after = _findings(parse_selector(better, selector.dialect)) if len(better) < _LONG else None
     except InvalidFilter:
-        return False
-    return True
+        after = None
+    mends = after is not None and (
+        _count(after, finding.rule) < _count(all, finding.rule)
+        and _errors(after) <= _errors(all) - (finding.severity is Severity.ERROR)
+    )
+    return finding if mends else replace(finding, replacement=None)
+
+
+def _count(findings: list[Finding], rule: str) -> int:
+    return sum(finding.rule == rule for finding in findings)
+
+
+def _errors(findings: list[Finding]) -> int:
+    return sum(finding.severity is Severity.ERROR for finding in findings)
 
 
 def _not_binds_tightly(selector: Selector) -> Iterator[Finding]:
     for expr in walk(selector.expression):
+        if not isinstance(expr, Compare | IsNull | TextMatch):
+            continue
+        left = operand = children(expr)[0]
+        while isinstance(operand, Not):
+            operand = operand.operand
+        if operand is left or not isinstance(operand, Property):
+            continue
         better: Expr
-        match expr:
-            case Compare(left=Not(Property(name) as operand)):
-                better = Not(replace(expr, left=operand))
-                meaning = f"(NOT {name}) {expr.operator.value} {render(expr.right)}"
-            case IsNull(Not(Property(name) as operand)):
-                better = IsNull(operand, not expr.negated)
-                meaning = render(IsNull(operand, expr.negated))
-            case _:
-                continue
+        if isinstance(expr, IsNull):
+            better = IsNull(operand, not expr.negated)
+        elif isinstance(expr, TextMatch):
+            better = Not(replace(expr, operand=operand))
+        else:
+            better = Not(replace(expr, left=operand))
+        meaning = render(expr).replace(render(left), f"({render(left)})", 1)
         message = f"NOT binds tighter than the comparison: this means {meaning}"
-        yield _at(expr, "not-binds-tightly", Severity.ERROR, message, better)
+        yield finding_at(expr, "not-binds-tightly", Severity.ERROR, message, better)
 
 
 def _never_boolean(selector: Selector) -> Iterator[Finding]:
     """A bare property where a condition is wanted: false when it is there, even if it is 'true'."""
     after = selector.ignored.start if selector.ignored else None
+    compared: set[int] = set()  # what stands under the NOT of `NOT a = 1`, which has its own rule
     for parent, expr in _with_parents(selector.expression):
-        if not isinstance(expr, Property):
+        if isinstance(expr, Not) and (
+            isinstance(parent, Compare | IsNull | TextMatch) or id(parent) in compared
+        ):
+            compared.add(id(expr))
+        if not isinstance(expr, Property) or id(parent) in compared:
             continue
-        if not isinstance(parent, And | Or | Not | None) or _is_not_operand(selector, parent):
+        if not isinstance(parent, And | Or | Not | None):
             continue
         if after is not None and not selector.text[expr.span.end : after].strip():
             continue  # the ignored text is the finding
         message = f"{expr.name} alone is never true, not even when its value is 'true'"
         better: Expr = Compare(Operator.EQ, expr, Constant(True))
-        yield _parenthesised(_at(expr, "never-boolean", Severity.ERROR, message, better), parent)
-
-
-def _is_not_operand(selector: Selector, parent: Expr | None) -> bool:
-    """Whether `parent` is the NOT of `NOT a = 1`, which has a finding of its own."""
-    return isinstance(parent, Not) and any(
-        isinstance(e, Compare | IsNull) and children(e)[0] is parent
-        for e in walk(selector.expression)
-    )
+        finding = finding_at(expr, "never-boolean", Severity.ERROR, message, better)
+        yield _parenthesised(finding, parent)
 
 
 def _boolean_left(selector: Selector) -> Iterator[Finding]:
@@ -240,7 +159,7 @@ def _boolean_left(selector: Selector) -> Iterator[Finding]:
             name = expr.right.name
             message = f"fails for every message that has {name}: a boolean must stand on the right"
             better = Compare(expr.operator, expr.right, expr.left)
-            yield _at(expr, "boolean-left", Severity.ERROR, message, better)
+            yield finding_at(expr, "boolean-left", Severity.ERROR, message, better)
 
 
 def _always_null(selector: Selector) -> Iterator[Finding]:
@@ -253,16 +172,15 @@ def _always_null(selector: Selector) -> Iterator[Finding]:
         message = (
             f"{render(expr)} is always null: minus works on numbers written in the filter only"
         )
-        better = None
         if isinstance(parent, Compare) and isinstance(expr.operand, Property):
             mirrored = _mirror(parent) if parent.right is expr else parent
             if value_kind(mirrored.right) in _NUMBERS:
                 number = mirrored.right
                 number = number.operand if isinstance(number, Negate) else Negate(number)
                 better = _mirror(Compare(mirrored.operator, number, expr.operand))
-                yield _at(parent, "always-null", Severity.ERROR, message, better)
+                yield finding_at(parent, "always-null", Severity.ERROR, message, better)
                 continue
-        yield _at(expr, "always-null", Severity.ERROR, message, better)
+        yield finding_at(expr, "always-null", Severity.ERROR, message, None)
 
 
 _NUMBERS = (Kind.INT, Kind.LONG, Kind.DOUBLE)
@@ -281,6 +199,7 @@ def _missing_property(selector: Selector) -> Iterator[Finding]:
     }
     rule = "missing-property"
     for parent, expr in _with_parents(selector.expression):
+        better: Expr
         match expr:
             case Compare(Operator.NE, Property(name) as operand, right) | Not(
                 Compare(Operator.EQ, Property(name) as operand, right)
@@ -297,26 +216,38 @@ def _missing_property(selector: Selector) -> Iterator[Finding]:
                 answer = "true, so it matches" if is_ne else "false, so its NOT matches"
                 message = f"for a message without {name} this is {answer}"
                 severity = Severity.WARNING if is_ne else Severity.NOTE
-                better: Expr = _mirror(expr)
+                better = _mirror(expr)
                 if is_ne:  # the same, said openly
                     better = Or((IsNull(operand), better))
-                finding = _at(expr, rule, severity, message, better)
+                finding = finding_at(expr, rule, severity, message, better)
                 yield _parenthesised(finding, parent) if is_ne else finding
                 continue
             case Compare(Operator.EQ, Property(name) as operand, Property(other)) if name != other:
                 if name not in tested and other not in tested:
                     message = f"this is true when {name} and {other} are both missing"
-                    guard = IsNull(operand, negated=True)
-                    finding = _at(expr, rule, Severity.WARNING, message, And((guard, expr)))
+                    better = And((IsNull(operand, negated=True), expr))
+                    finding = finding_at(expr, rule, Severity.WARNING, message, better)
                     yield _parenthesised(finding, parent)
                 continue
             case _:
                 continue
-        if name not in tested:
+        if name not in tested and not _is_needed(name, expr, parent):
             message = f"a message without {name} does not match this: the outcome is unknown"
-            either = Or((IsNull(operand), expr))
-            finding = _at(expr, rule, Severity.WARNING, message, either)
+            better = Or((IsNull(operand), expr))
+            finding = finding_at(expr, rule, Severity.WARNING, message, better)
             yield _parenthesised(finding, parent)
+
+
+def _is_needed(name: str, expr: Expr, parent: Expr | None) -> bool:
+    """Whether another term beside this one is not true without the property anyway."""
+    if not isinstance(parent, And):
+        return False
+    return any(
+        term is not expr
+        and _contradictions.subject(term) == name
+        and evaluate(compile_closure(term), {}) is not Outcome.TRUE
+        for term in parent.terms
+    )
 
 
 def _parenthesised(finding: Finding, parent: Expr | None) -> Finding:
@@ -348,8 +279,9 @@ def _integer_constant(selector: Selector) -> Iterator[Finding]:
             f"{name} is read as an integer: a message whose {name} is 1.5, 1e3 or blank fails and "
             "does not match; against decimal constants (5.0) it would be read as a decimal"
         )
-        better = _with_decimals(whole[0]) if len(whole) == 1 else None
-        yield _at(whole[0], "integer-constant", severity, message, better)
+        is_cut = selector.ignored is not None and selector.ignored.start == whole[0].span.end
+        better = _with_decimals(whole[0]) if len(whole) == 1 and not is_cut else None
+        yield finding_at(whole[0], "integer-constant", severity, message, better)
 
 
 def _with_decimals(expr: Compare | Between) -> Expr | None:
@@ -373,19 +305,23 @@ def _with_decimals(expr: Compare | Between) -> Expr | None:
                 Operator.LT: (Operator.LE, Negate(least)),
                 Operator.LE: (Operator.LT, least),
             }
-            if operator not in around:
+            if operator not in around or right != Constant(0):
                 return None
             operator, bound = around[operator]
             return Compare(operator, left, bound)
 
 
 def _as_decimal(expr: Expr) -> Expr | None:
+    """A number as a decimal constant; None if it is none, is 0, or has too many digits."""
     if isinstance(expr, Negate):
         inner = _as_decimal(expr.operand)
         return None if inner is None else Negate(inner)
+    if value_kind(expr) not in _NUMBERS:
+        return None
     assert isinstance(expr, Constant)
     assert isinstance(expr.value, int | float)
-    return Constant(float(expr.value)) if expr.value else None
+    exact = expr.value and float(expr.value) == expr.value
+    return Constant(float(expr.value)) if exact else None
 
 
 def _reversed_bounds(selector: Selector) -> Iterator[Finding]:
@@ -398,7 +334,7 @@ def _reversed_bounds(selector: Selector) -> Iterator[Finding]:
         always = "always true" if expr.negated else "never true"
         message = f"the lower bound {low} is above {high}: this is {always}"
         better = replace(expr, low=expr.high, high=expr.low)
-        yield _at(expr, "reversed-bounds", Severity.ERROR, message, better)
+        yield finding_at(expr, "reversed-bounds", Severity.ERROR, message, better)
 
 
 def _contradiction(selector: Selector) -> Iterator[Finding]:
@@ -409,19 +345,21 @@ def _contradiction(selector: Selector) -> Iterator[Finding]:
                 shown = " and ".join(render(term) for term in culprits)
                 message = f"{shown} can't both hold: this is never true"
                 better = Or(expr.terms) if len(expr.terms) == 2 else None
-                yield _parenthesised(
-                    _at(expr, "contradiction", Severity.ERROR, message, better), parent
-                )
+                finding = finding_at(expr, "contradiction", Severity.ERROR, message, better)
+                yield _parenthesised(finding, parent)
         elif isinstance(expr, Or):
             if culprits := _contradictions.coverage(expr.terms):
                 shown = " or ".join(render(term) for term in culprits)
-                message = f"{shown} holds for every value: this is always true"
+                name = _contradictions.subject(culprits[0])
+                message = f"{shown} holds for every value: this is true whenever {name} is there"
                 better = And(expr.terms) if len(expr.terms) == 2 else None
-                yield _parenthesised(
-                    _at(expr, "tautology", Severity.WARNING, message, better), parent
-                )
+                finding = finding_at(expr, "tautology", Severity.WARNING, message, better)
+                yield _parenthesised(finding, parent)
         elif isinstance(expr, Compare):
             yield from _with_itself(expr)
+        elif isinstance(expr, TextMatch) and not expr.text:
+            message = "an empty text is found nowhere: this is always false"
+            yield finding_at(expr, "contradiction", Severity.ERROR, message, None)
         yield from _constant_condition(parent, expr)
 
 
@@ -431,28 +369,28 @@ def _with_itself(expr: Compare) -> Iterator[Finding]:
     name = render(expr.left)
     if expr.operator in (Operator.EQ, Operator.GE, Operator.LE):
         message = f"{name} is compared with itself: this is always true"
-        yield _at(expr, "tautology", Severity.WARNING, message, None)
+        yield finding_at(expr, "tautology", Severity.WARNING, message, None)
     else:
         message = f"{name} is compared with itself: this is never true"
-        yield _at(expr, "contradiction", Severity.ERROR, message, None)
+        yield finding_at(expr, "contradiction", Severity.ERROR, message, None)
 
 
 def _constant_condition(parent: Expr | None, expr: Expr) -> Iterator[Finding]:
     """A part without a property has one outcome for all messages."""
-    if isinstance(expr, Property | Negate) or (parent is not None and is_fixed(parent)):
+    if not isinstance(parent, And | Or | Not | None) or not is_fixed(expr):
         return
-    if not is_fixed(expr) or not isinstance(parent, And | Or | Not | None):
-        return
+    if parent is not None and is_fixed(parent):
+        return  # said of the whole
     outcome = evaluate(compile_closure(expr), None)
     if outcome is Outcome.TRUE:
         if parent is None and isinstance(expr, Constant):
             return  # the filter TRUE: everything, and it says so
         message = f"{render(expr)} is always true"
-        yield _at(expr, "tautology", Severity.WARNING, message, None)
-    else:
+        yield finding_at(expr, "tautology", Severity.WARNING, message, None)
+    elif not isinstance(expr, TextMatch) or expr.text:
         word = {Outcome.FALSE: "false", Outcome.NULL: "null", Outcome.ERROR: "an error"}[outcome]
         message = f"{render(expr)} is always {word}"
-        yield _at(expr, "contradiction", Severity.ERROR, message, None)
+        yield finding_at(expr, "contradiction", Severity.ERROR, message, None)
 
 
 def _with_parents(expr: Expr, parent: Expr | None = None) -> Iterator[tuple[Expr | None, Expr]]:
@@ -462,7 +400,7 @@ def _with_parents(expr: Expr, parent: Expr | None = None) -> Iterator[tuple[Expr
 
 
 _RULES: tuple[Callable[[Selector], Iterator[Finding]], ...] = (
-    _ignored_text,
+    ignored_text,
     _not_binds_tightly,
     _never_boolean,
     _boolean_left,

@@ -30,6 +30,7 @@ __all__ = [
     "is_condition",
     "is_fixed",
     "properties_of",
+    "value_kind",
     "walk",
 ]
 
@@ -215,6 +216,21 @@ def is_condition(expr: Expr) -> bool:
             return False
         case _:
             return True
+
+
+def value_kind(expr: Expr) -> Kind:
+    """The kind of the operand's value when it has one. Properties are text, always."""
+    match expr:
+        case Constant(kind=kind):
+            return kind
+        case Property():
+            return Kind.STRING
+        case Negate(operand):
+            # Minus keeps a number's kind (-2147483648 is a long) and makes null of anything else.
+            kind = value_kind(operand)
+            return kind if kind in (Kind.INT, Kind.LONG, Kind.DOUBLE) else Kind.NULL
+        case _:
+            return Kind.BOOLEAN
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:

@@ -320,11 +320,19 @@ class _Parser:
     ) -> FilterSyntaxError:
         token = token or self.token
         found = f"'{token.text}'" if token.text else "the end of the text"
-        if hint is None and token.kind is TokenKind.EQ and self._text[self._end - 1 :][:2] == "==":
-            hint = "write = for 'equal'"
+        if hint is None:
+            hint = self._spelling_hint(token)
         return FilterSyntaxError(
             self._text, token.start, f"expected {expected}, found {found}", hint
         )
+
+    def _spelling_hint(self, token: Token) -> str | None:
+        if token.kind is TokenKind.EQ and self._text[self._end - 1 :][:2] == "==":
+            return "write = for 'equal'"
+        before = self._text[token.start - 1 : token.start]
+        if token.start == self._end and before.isdigit() and token.text[:1].isalnum():
+            return "a number has no leading zeros, no hex and no suffix but L"
+        return None
 
     def _word_hint(self, token: Token) -> str | None:
         return checks.unknown_word_hint(token.text, self._dialect)

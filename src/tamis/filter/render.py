@@ -98,6 +98,8 @@ def _constant(value: int | float | str | bool | None) -> str:
         case int() if 0 <= value <= LONG_MAX:
             return str(value)
         case float() if 0.0 < value < float("inf"):
+            if value == 5e-324:
+                return "4.9E-324"  # as Java spells it, and RocketMQ its limit
             return repr(value)  # always with a point or an exponent: never taken for an integer
         case _:
             raise FilterTypeError(repr(value), 0, "this number can't be written in the language")

@@ -8,11 +8,11 @@ numbers in `code` mean.
 import numpy as np
 import numpy.typing as npt
 
-from ._memory import Address, Int, Word, compiled, find64, inlined, load1, load8, lowest_bit, store8
 from ._numbers import read_double, read_integer
 from ._program import ERROR_ANSWER, HASH_FACTORS, Field, Op
+from .memory import Address, Int, Word, compiled, find64, inlined, load1, load8, lowest_bit, store8
 
-__all__ = ["find_damaged", "run_columns", "run_strings"]
+__all__ = ["find_damaged", "find_properties", "run_columns", "run_strings"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -27,7 +27,7 @@ _PLACE = 3  # where a slot's value lies: address, length (-1 missing), end of wh
 _START, _LENGTH, _LIMIT = range(_PLACE)
 _ERROR = ERROR_ANSWER
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
-_FACTOR_LENGTH, _FACTOR_FIRST, _FACTOR_LAST = (np.uint64(factor) for factor in HASH_FACTORS)
+_FACTOR_LENGTH, _FACTOR_WORD = (np.uint64(factor) for factor in HASH_FACTORS)
 _EQUALS, _SEPARATOR = 1, 2  # between name and value, after a value
 _NO_BITS, _ONE_BIT = np.uint64(0), np.uint64(1)
 _TOP_BITS = np.uint64(0x8080808080808080)
@@ -74,33 +74,89 @@ def run_strings(
     for slot in range(slots):
         _set_cell(places, slot, _PLACE, _LIMIT, limit)
     for row in range(len(starts)):
-        for slot in range(slots):
-            _set_cell(places, slot, _PLACE, _LENGTH, -1)
-        segment = block = base + starts[row]
-        end = base + ends[row]
-        while segment < end:
-            found = _separators(block, limit)
-            if end - block < 64:
-                found |= _ONE_BIT << np.uint64(end - block)  # the end closes the last segment
-            while found != _NO_BITS:
-                close = block + lowest_bit(found)
-                found &= found - _ONE_BIT
-                # RocketMQ skips a segment of less than three characters: no name, = and value
-                if close - segment >= 3:
-                    slot = _cell(head_rows, (load1(segment) * 31 + load1(segment + 1)) & 255, 1, 0)
-                    while slot >= 0:
-                        size = _cell(name_rows, slot, 4, 2)
-                        if close - segment > size and _is_name(segment, limit, name_rows, slot):
-                            _set_cell(places, slot, _PLACE, _START, segment + size)
-                            # each time it is met: the last one wins
-                            _set_cell(places, slot, _PLACE, _LENGTH, close - segment - size)
-                            break
-                        slot = _cell(chain_rows, slot, 1, 0)
-                segment = close + 1
-                if segment >= end:
-                    break
-            block += 64
+        _locate(
+            base + starts[row],
+            base + ends[row],
+            limit,
+            head_rows,
+            chain_rows,
+            name_rows,
+            slots,
+            places,
+        )
         out[row] = _outcome(code_rows, steps, texts, choice_rows, places, stack)
+
+
+@compiled
+def find_properties(
+    base: Address,
+    limit: Address,
+    starts: Ints,
+    ends: Ints,
+    heads: Ints,
+    chains: Ints,
+    names: Ints,
+    value_starts: Ints,
+    value_lengths: Ints,
+) -> None:
+    """Where the named values lie, a row a name: after `base`, and how long (-1: missing)."""
+    slots = len(names)
+    memory = np.empty((slots + 1) * _PLACE, dtype=np.int64)
+    places = memory.ctypes.data
+    name_rows, head_rows, chain_rows = names.ctypes.data, heads.ctypes.data, chains.ctypes.data
+    for row in range(len(starts)):
+        _locate(
+            base + starts[row],
+            base + ends[row],
+            limit,
+            head_rows,
+            chain_rows,
+            name_rows,
+            slots,
+            places,
+        )
+        for slot in range(slots):
+            value_starts[slot, row] = _cell(places, slot, _PLACE, _START) - base
+            value_lengths[slot, row] = _cell(places, slot, _PLACE, _LENGTH)
+
+
+@inlined
+def _locate(
+    segment: Address,
+    end: Address,
+    limit: Address,
+    heads: Address,
+    chains: Address,
+    names: Address,
+    slots: Int,
+    places: Address,
+) -> None:
+    """Notes in `places` where each wanted value of one property string lies."""
+    for slot in range(slots):
+        _set_cell(places, slot, _PLACE, _LENGTH, -1)
+    block = segment
+    while segment < end:
+        found = _separators(block, limit)
+        if end - block < 64:
+            found |= _ONE_BIT << np.uint64(end - block)  # the end closes the last segment
+        while found != _NO_BITS:
+            close = block + lowest_bit(found)
+            found &= found - _ONE_BIT
+            # RocketMQ skips a segment of less than three characters: no name, = and value
+            if close - segment >= 3:
+                slot = _cell(heads, (load1(segment) * 31 + load1(segment + 1)) & 255, 1, 0)
+                while slot >= 0:
+                    size = _cell(names, slot, 4, 2)
+                    if close - segment > size and _is_name(segment, limit, names, slot):
+                        _set_cell(places, slot, _PLACE, _START, segment + size)
+                        # each time it is met: the last one wins
+                        _set_cell(places, slot, _PLACE, _LENGTH, close - segment - size)
+                        break
+                    slot = _cell(chains, slot, 1, 0)
+            segment = close + 1
+            if segment >= end:
+                break
+        block += 64
 
 
 @compiled
@@ -356,7 +412,9 @@ def _is_choice(
 @inlined
 def _hash(start: Address, length: Int, limit: Address) -> Word:
     mixed = np.uint64(length) * _FACTOR_LENGTH
-    mixed ^= _first_word(start, length, limit) * _FACTOR_FIRST
-    if length > 8:
-        mixed ^= load8(start + length - 8) * _FACTOR_LAST
+    done = 0
+    while done < length:
+        mixed = (mixed ^ _first_word(start + done, length - done, limit)) * _FACTOR_WORD
+        mixed ^= mixed >> np.uint64(29)
+        done += 8
     return mixed >> np.uint64(32)

@@ -10,7 +10,7 @@ import struct
 import numpy as np
 
 from ..coercion import BMP_ZEROS
-from ._memory import Address, Int, Word, compiled, inlined, load1, load8, lowest_bit, strtod
+from .memory import Address, Int, Word, compiled, inlined, load1, load8, lowest_bit, strtod
 
 __all__ = ["double_key", "read_double", "read_integer"]
 

@@ -9,6 +9,7 @@ Every comparison of a property with a number is "does it lie in [LOW, HIGH]", of
 the numbers do. Whatever has no property in it is worked out now, by the closures engine.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -40,6 +41,7 @@ from ..nodes import (
     TextOperator,
     is_fixed,
     properties_of,
+    value_kind,
 )
 from . import closures
 from ._numbers import double_key
@@ -103,7 +105,7 @@ MAX_WORDS: Final = 8  # up to so many short texts are tried one by one rather th
 
 ERROR_ANSWER: Final = 7  # the r of a value that does not parse
 
-HASH_FACTORS: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+HASH_FACTORS: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
 
 def compile_program(expr: Expr) -> Program:
@@ -113,13 +115,16 @@ def compile_program(expr: Expr) -> Program:
 
 
 def text_hash(text: bytes) -> int:
-    """Of length, first and last eight bytes; `_kernel._hash` computes the same."""
-    first = int.from_bytes(text[:8], "little")
-    last = int.from_bytes(text[-8:], "little") if len(text) > 8 else 0
-    mixed = 0
-    for part, factor in zip((len(text), first, last), HASH_FACTORS, strict=True):
-        mixed ^= part * factor % 2**64
+    """Over words of eight bytes; `_kernel._hash` computes the same."""
+    mixed = len(text) * HASH_FACTORS[0] % 2**64
+    for at in range(0, len(text), 8):
+        mixed = (mixed ^ int.from_bytes(text[at : at + 8], "little")) * HASH_FACTORS[1] % 2**64
+        mixed ^= mixed >> 29
     return mixed >> 32
+
+
+# What unreadable bytes are read as, or what no readable bytes give.
+_DAMAGED = re.compile("[\ufffd\ud800-\udfff]")
 
 
 class _Compiler:
@@ -340,7 +345,7 @@ class _Compiler:
     ) -> None:
         slot = self._slots[name.name]
         texts = list(dict.fromkeys(map(_encode, choices)))
-        self._compares_text |= any("\N{REPLACEMENT CHARACTER}" in choice for choice in choices)
+        self._compares_text |= any(map(_DAMAGED.search, choices))
         low, high = len(self._choices), len(texts)
         if len(texts) <= MAX_WORDS and all(len(text) <= 8 for text in texts):
             op = Op.WORDS
@@ -379,7 +384,7 @@ class _Compiler:
         data = _encode(text)
         start = len(self._texts)
         self._texts += data
-        self._compares_text |= "\N{REPLACEMENT CHARACTER}" in text
+        self._compares_text |= bool(_DAMAGED.search(text))
         return start, len(data)
 
 
@@ -411,7 +416,7 @@ def _bounds(op: Operator, key: int) -> tuple[int, int]:
 
 def _number(expr: Expr) -> tuple[Kind, int] | None:
     """A numeric constant, signs worked in, as its kind and key."""
-    kind = closures.value_kind(expr)
+    kind = value_kind(expr)
     if kind not in _READERS:
         return None
     value = closures.compile_value(expr)({})
@@ -441,7 +446,7 @@ class _Side:
 
 
 def _side(expr: Expr) -> _Side:
-    kind = closures.value_kind(expr)
+    kind = value_kind(expr)
     if is_fixed(expr):
         try:
             return _Side(None, kind, (closures.compile_value(expr)({}),) * 4)

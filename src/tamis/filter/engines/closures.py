@@ -28,9 +28,10 @@ from ..nodes import (
     Property,
     TextMatch,
     TextOperator,
+    value_kind,
 )
 
-__all__ = ["Closure", "Properties", "compile_closure", "compile_value", "evaluate", "value_kind"]
+__all__ = ["Closure", "Properties", "compile_closure", "compile_value", "evaluate"]
 
 Properties = Mapping[str, str]
 Closure = Callable[[Properties], bool | None]
@@ -94,21 +95,6 @@ def compile_value(expr: Expr) -> Callable[[Properties], Value]:
             return lambda properties: negated
         case _:
             return compile_closure(expr)
-
-
-def value_kind(expr: Expr) -> Kind:
-    """The kind of the operand's value when it has one. Properties are text, always."""
-    match expr:
-        case Constant(kind=kind):
-            return kind
-        case Property():
-            return Kind.STRING
-        case Negate(operand):
-            # Minus keeps a number's kind (-2147483648 is a long) and makes null of anything else.
-            kind = value_kind(operand)
-            return kind if kind in (Kind.INT, Kind.LONG, Kind.DOUBLE) else Kind.NULL
-        case _:
-            return Kind.BOOLEAN
 
 
 def _nothing(_: Value) -> None:

@@ -7,7 +7,7 @@ sliced or chunked), a NumPy array, or spans of any buffer, such as a mapped comm
 columns are Arrow arrays by property name. Outcomes are those of `logic.Outcome`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from mmap import mmap
 from typing import Any
 
@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from ...errors import FilterTypeError
 from ...java import decode_utf8
 from ..nodes import Expr
-from ._kernel import find_damaged, run_columns, run_strings
+from ._kernel import find_damaged, find_properties, run_columns, run_strings
 from ._program import compile_program
 
-__all__ = ["BatchFilter", "Outcomes", "column", "compile_batch"]
+__all__ = ["BatchFilter", "Outcomes", "PropertyFinder", "column", "compile_batch"]
 
 Outcomes = npt.NDArray[np.uint8]
 Bytes = npt.NDArray[np.uint8]
@@ -56,11 +55,13 @@ class BatchFilter:
         The buffer may be bytes, a mapped file, a NumPy array. Spans must lie within it; an empty
         one is a message without properties.
         """
+        if isinstance(buffer, np.ndarray) and buffer.dtype != np.uint8:
+            raise TypeError(f"an array of {buffer.dtype}, not of bytes (uint8)")
         data = np.frombuffer(buffer, dtype=np.uint8)
         starts = np.ascontiguousarray(starts, dtype=np.int64)
         ends = np.ascontiguousarray(ends, dtype=np.int64)
-        if len(starts) != len(ends):
-            raise ValueError(f"{len(starts)} starts and {len(ends)} ends")
+        if starts.ndim != 1 or starts.shape != ends.shape:
+            raise ValueError(f"starts of shape {starts.shape} and ends of shape {ends.shape}")
         if len(starts) and (starts.min() < 0 or ends.max() > len(data)):
             raise IndexError("a span lies outside the buffer")
         return self._run(data, starts, ends, is_text=False)
@@ -134,8 +135,30 @@ class BatchFilter:
                 bases[slot] = buffer.ctypes.data
                 limits[slot] = bases[slot] + len(buffer)
                 buffers.append(buffer)
-        out = np.empty(size, dtype=np.uint8)
+        return self._run_columns(bases, limits, starts, sizes)
+
+    def match_properties(self, messages: Iterable[Mapping[str, str] | None]) -> Outcomes:
+        """Messages as dicts, for tests and tools: they are made into columns first."""
+        rows = [{} if message is None else message for message in messages]
+        texts = bytearray()
+        starts = np.zeros((len(self.names), len(rows)), dtype=np.int64)
+        sizes = np.full((len(self.names), len(rows)), -1, dtype=np.int64)
+        for slot, name in enumerate(self.names):
+            for row, message in enumerate(rows):
+                value = message.get(name)
+                if value is not None:
+                    encoded = value.encode("utf-8", "surrogatepass")
+                    starts[slot, row], sizes[slot, row] = len(texts), len(encoded)
+                    texts += encoded
+        data = np.frombuffer(bytes(texts) + b"\0", dtype=np.uint8)
+        bases = np.full(len(self.names), data.ctypes.data, dtype=np.int64)
+        return self._run_columns(bases, bases + len(data), starts, sizes)
+
+    def _run_columns(
+        self, bases: Offsets, limits: Offsets, starts: Offsets, sizes: Offsets
+    ) -> Outcomes:
         program = self._program
+        out = np.empty(starts.shape[1], dtype=np.uint8)
         run_columns(
             bases,
             limits,
@@ -149,15 +172,30 @@ class BatchFilter:
         )
         return out
 
-    def match_properties(self, messages: Iterable[Mapping[str, str] | None]) -> Outcomes:
-        """Messages as dicts, for tests and tools: they are made into columns first."""
-        rows = list(messages)
-        columns = {}
-        for name in self.names:
-            values = [None if p is None else p.get(name) for p in rows]
-            encoded = [None if v is None else v.encode("utf-8", "surrogatepass") for v in values]
-            columns[name] = pa.array(encoded, type=pa.large_binary())
-        return self.match_columns(columns, len(rows))
+
+class PropertyFinder:
+    """Where the values of some properties lie in property strings; nothing is copied."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = _NameTable(tuple(names))
+
+    def find(self, buffer: Buffer, starts: Offsets, ends: Offsets) -> tuple[Offsets, Offsets]:
+        """(start in the buffer, length or -1 if missing), a row a name, a column a string."""
+        data = np.frombuffer(buffer, dtype=np.uint8)
+        base, names = data.ctypes.data, self._names
+        found = np.empty((2, len(names.rows), len(starts)), dtype=np.int64)
+        find_properties(
+            base,
+            base + len(data),
+            starts,
+            ends,
+            names.heads,
+            names.chains,
+            names.rows,
+            found[0],
+            found[1],
+        )
+        return found[0], found[1]
 
 
 class _NameTable:
@@ -189,6 +227,8 @@ def _arrays(values: Any) -> list[pa.Array]:
     """The column as Arrow arrays of large_string or large_binary."""
     if isinstance(values, pa.ChunkedArray):
         return [array for chunk in values.chunks for array in _arrays(chunk)]
+    if isinstance(values, str | bytes):
+        raise TypeError("a single text is no column: give a list of them")
     array = values if isinstance(values, pa.Array) else pa.array(values)
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -200,8 +240,7 @@ def _arrays(values: Any) -> list[pa.Array]:
     try:
         return [array.cast(pa.large_binary())]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        reason = f"a column of {kind} is not text: give strings or bytes"
-        raise FilterTypeError("", 0, reason) from None
+        raise TypeError(f"a column of {kind} is not text: give strings or bytes") from None
 
 
 def column(values: Any) -> pa.Array:

@@ -1,0 +1,353 @@
+"""Compiled loops over the commit log: records to rows of numbers, and what dispatch needs of them.
+
+A row has where a record and its parts lie, relative to the mapping of its file, and the fields that
+queues and index are made from. Nothing is copied out of the log.
+"""
+
+from enum import IntEnum
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from ..filter.engines.memory import Address, Int, compiled, inlined, load1, load8
+from ..wire.record import BLANK_MAGIC, MAGIC
+from .format import EXT_ADDRESS_MAX, EXT_BASE
+
+__all__ = ["Column", "End", "Rows", "group_rows", "java_hashes", "split_keys", "walk"]
+
+Rows = npt.NDArray[np.int64]
+
+
+class Column(IntEnum):
+    AT = 0  # in the mapping of its file
+    SIZE = 1
+    QUEUE = 2
+    QUEUE_OFFSET = 3
+    SYS_FLAG = 4
+    STORED = 5
+    TOPIC_AT = 6
+    TOPIC_SIZE = 7
+    PROPERTIES_AT = 8
+    PROPERTIES_SIZE = 9
+
+
+class End(IntEnum):
+    """Why a walk ended; the value's text is in `REASONS`."""
+
+    STOP = 0  # at the place asked for
+    ROWS = 1  # no more rows to fill
+    BLANK = 2  # the filler: the next record is in the next file
+    NOTHING = 3  # zeros: nothing was written here
+    MAGIC = 4
+    SIZE = 5
+    OFFSET = 6
+    CRC = 7
+
+
+REASONS: Final = {
+    End.NOTHING: "there is no record",
+    End.MAGIC: "this is no record: wrong magic number",
+    End.SIZE: "the record's parts do not add up to its size",
+    End.OFFSET: "the record says it lies elsewhere",
+    End.CRC: "the body's CRC is not the recorded one",
+}
+
+_AT, _SIZE, _QUEUE, _QUEUE_OFFSET, _SYS_FLAG, _STORED = range(6)
+_TOPIC_AT, _TOPIC_SIZE, _PROPERTIES_AT, _PROPERTIES_SIZE = range(6, 10)
+_MAGIC, _BLANK_MAGIC = MAGIC, BLANK_MAGIC
+_EXT_BASE, _EXT_ADDRESS_MAX = EXT_BASE, EXT_ADDRESS_MAX
+_STOP, _ROWS, _BLANK, _NOTHING, _BAD_MAGIC, _BAD_SIZE, _BAD_OFFSET, _BAD_CRC = map(int, End)
+
+
+def _crc_tables() -> npt.NDArray[np.uint32]:
+    """For eight bytes at a time: table k is what a byte does k bytes later."""
+    tables = np.zeros((8, 256), dtype=np.uint32)
+    for byte in range(256):  # what crc32 makes of a byte, without its start and end values
+        tables[0, byte] = crc32(bytes((byte ^ 0xFF,))) ^ 0xFFFFFFFF ^ 0x00FFFFFF
+    for k in range(1, 8):
+        previous = tables[k - 1]
+        tables[k] = (previous >> 8) ^ tables[0][previous & 0xFF]
+    return tables
+
+
+_CRC = _crc_tables()
+
+
+@compiled
+def walk(
+    base: Address,
+    at: Int,
+    stop: Int,
+    file_start: Int,
+    check_crc: bool,
+    rows: Rows,
+) -> tuple[Int, Int, Int]:
+    """Records of one file from `at` up to `stop`, into `rows`: (how many, where it ended, why)."""
+    count = 0
+    while at < stop:
+        if count == len(rows):
+            return count, at, _ROWS
+        left = stop - at
+        if left < 8:
+            return count, at, _BAD_SIZE
+        size, magic = _int4(base + at), _int4(base + at + 4) & 0xFFFFFFFF
+        if magic == _BLANK_MAGIC:
+            return count, at, _BLANK
+        if magic != _MAGIC:
+            return count, at, _NOTHING if magic == 0 and size == 0 else _BAD_MAGIC
+        if size < 91 or size > left:
+            return count, at, _BAD_SIZE
+        sys_flag = _int4(base + at + 36)
+        stored_at = 68 if sys_flag & 0x10 else 56
+        body_at = stored_at + 8 + (20 if sys_flag & 0x20 else 8) + 16
+        body = _int4(base + at + body_at - 4)
+        topic_at = body_at + body + 1
+        if body < 0 or topic_at + 2 > size:
+            return count, at, _BAD_SIZE
+        topic = load1(base + at + topic_at - 1)
+        properties_at = topic_at + topic + 2
+        if properties_at > size:
+            return count, at, _BAD_SIZE
+        properties = _int2(base + at + properties_at - 2)
+        if properties < 0 or properties_at + properties != size:
+            return count, at, _BAD_SIZE
+        if _int8(base + at + 28) != file_start + at:
+            return count, at, _BAD_OFFSET
+        if check_crc and body > 0:
+            recorded = _int4(base + at + 8) & 0xFFFFFFFF
+            if _crc(base + at + body_at, body) & 0x7FFFFFFF != recorded:
+                return count, at, _BAD_CRC
+        rows[count, _AT] = at
+        rows[count, _SIZE] = size
+        rows[count, _QUEUE] = _int4(base + at + 12)
+        rows[count, _QUEUE_OFFSET] = _int8(base + at + 20)
+        rows[count, _SYS_FLAG] = sys_flag
+        rows[count, _STORED] = _int8(base + at + stored_at)
+        rows[count, _TOPIC_AT] = at + topic_at
+        rows[count, _TOPIC_SIZE] = topic
+        rows[count, _PROPERTIES_AT] = at + properties_at
+        rows[count, _PROPERTIES_SIZE] = properties
+        count += 1
+        at += size
+    return count, at, _STOP
+
+
+@inlined
+def _int2(at: Address) -> Int:
+    value = load1(at) << 8 | load1(at + 1)
+    return value - 0x10000 if value >= 0x8000 else value
+
+
+@inlined
+def _int4(at: Address) -> Int:
+    value = load1(at) << 24 | load1(at + 1) << 16 | load1(at + 2) << 8 | load1(at + 3)
+    return value - 0x100000000 if value >= 0x80000000 else value
+
+
+@inlined
+def _int8(at: Address) -> Int:
+    return _int4(at) << 32 | (_int4(at + 4) & 0xFFFFFFFF)
+
+
+@compiled
+def _crc(at: Address, length: Int) -> Int:
+    crc = np.uint32(0xFFFFFFFF)
+    end = at + length
+    low_byte = np.uint64(0xFF)
+    while at + 8 <= end:
+        word = load8(at) ^ np.uint64(crc)
+        crc = (
+            _CRC[7, word & low_byte]
+            ^ _CRC[6, (word >> np.uint64(8)) & low_byte]
+            ^ _CRC[5, (word >> np.uint64(16)) & low_byte]
+            ^ _CRC[4, (word >> np.uint64(24)) & low_byte]
+            ^ _CRC[3, (word >> np.uint64(32)) & low_byte]
+            ^ _CRC[2, (word >> np.uint64(40)) & low_byte]
+            ^ _CRC[1, (word >> np.uint64(48)) & low_byte]
+            ^ _CRC[0, word >> np.uint64(56)]
+        )
+        at += 8
+    while at < end:
+        crc = np.uint32(crc >> np.uint32(8)) ^ _CRC[0, (np.int64(crc) ^ load1(at)) & 0xFF]
+        at += 1
+    return np.int64(crc) ^ 0xFFFFFFFF
+
+
+@compiled
+def java_hashes(base: Address, starts: Rows, lengths: Rows, seed: Rows, out: Rows) -> None:
+    """`String.hashCode` of UTF-8 text at each place, going on from `seed`; 32 bits, signed."""
+    for row in range(len(starts)):
+        value = seed[row] & 0xFFFFFFFF
+        at, end = base + starts[row], base + starts[row] + max(lengths[row], 0)
+        while at < end:
+            first = load1(at)
+            if first < 0x80:
+                code, size = first, 1
+            elif first < 0xE0:
+                code, size = (first & 0x1F) << 6 | (load1(at + 1) & 0x3F), 2
+            elif first < 0xF0:
+                code = (first & 0x0F) << 12 | (load1(at + 1) & 0x3F) << 6 | (load1(at + 2) & 0x3F)
+                size = 3
+            else:
+                code = (first & 0x07) << 18 | (load1(at + 1) & 0x3F) << 12
+                code |= (load1(at + 2) & 0x3F) << 6 | (load1(at + 3) & 0x3F)
+                size = 4
+                high = 0xD800 + ((code - 0x10000) >> 10)
+                value = (31 * value + high) & 0xFFFFFFFF
+                code = 0xDC00 + ((code - 0x10000) & 0x3FF)
+            value = (31 * value + code) & 0xFFFFFFFF
+            at += size
+        out[row] = value - 0x100000000 if value >= 0x80000000 else value
+
+
+@compiled
+def split_keys(base: Address, unique: Rows, keys: Rows, out: Rows) -> Int:
+    """The keys to index, in order: a message's unique key, then the words of its KEYS.
+
+    `unique` and `keys` are (start, length or -1) by message; `out` gets (message, start, length).
+    Without room for all, counts on: the caller comes back with more.
+    """
+    count = 0
+    for message in range(len(unique)):
+        if unique[message, 1] >= 0:
+            if count < len(out):
+                out[count, 0] = message
+                out[count, 1] = unique[message, 0]
+                out[count, 2] = unique[message, 1]
+            count += 1
+        start, end = keys[message, 0], keys[message, 0] + keys[message, 1]
+        at = start
+        while at < end:
+            if load1(base + at) == 0x20:
+                start = at + 1
+            elif at + 1 == end or load1(base + at + 1) == 0x20:
+                if count < len(out):
+                    out[count, 0] = message
+                    out[count, 1] = start
+                    out[count, 2] = at + 1 - start
+                count += 1
+            at += 1
+    return count
+
+
+@compiled
+def group_rows(base: Address, rows: Rows, groups: Rows, firsts: Rows) -> Int:
+    """Numbers rows by (topic, queue) in the order first met: `groups[row]`, and the first row of
+    each in `firsts`; gives how many there are."""
+    places = np.full(2 * len(rows) + 1, -1, dtype=np.int64)
+    count = 0
+    for row in range(len(rows)):
+        at, size, queue = rows[row, _TOPIC_AT], rows[row, _TOPIC_SIZE], rows[row, _QUEUE]
+        mixed = queue
+        for i in range(size):
+            mixed = (mixed * 31 + load1(base + at + i)) & 0x7FFFFFFF
+        place = mixed % len(places)
+        while places[place] >= 0:
+            first = firsts[places[place]]
+            if rows[first, _QUEUE] == queue and rows[first, _TOPIC_SIZE] == size:
+                same = True
+                for i in range(size):
+                    if load1(base + at + i) != load1(base + rows[first, _TOPIC_AT] + i):
+                        same = False
+                        break
+                if same:
+                    break
+            place = (place + 1) % len(places)
+        if places[place] < 0:
+            places[place] = count
+            firsts[count] = row
+            count += 1
+        groups[row] = places[place]
+    return count
+
+
+@compiled
+def property_spans(base: Address, ats: Rows, sizes: Rows, starts: Rows, ends: Rows) -> None:
+    """Where the properties of the records at `ats` lie; an empty span where that can't be."""
+    for row in range(len(ats)):
+        at, end = ats[row], ats[row] + sizes[row]
+        starts[row] = ends[row] = at
+        sys_flag = _int4(base + at + 36)
+        body_at = at + 88 + (12 if sys_flag & 0x10 else 0) + (12 if sys_flag & 0x20 else 0)
+        if body_at + 3 > end:
+            continue
+        topic_at = body_at + _int4(base + body_at - 4) + 1
+        if topic_at <= body_at or topic_at + 2 > end:
+            continue
+        properties_at = topic_at + load1(base + topic_at - 1) + 2
+        if properties_at > end or properties_at + _int2(base + properties_at - 2) != end:
+            continue
+        starts[row], ends[row] = properties_at, end
+
+
+@compiled
+def may_match(
+    codes: Rows,
+    base: Address,
+    file_start: Int,
+    file_size: Int,
+    positions: Rows,
+    bits: Int,
+    born: Int,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Whether all bits of a group are set in the bitmaps of extension units at `codes` (addresses).
+
+    1: yes, or there is nothing to go by; 0: no; 2: the unit lies in another file.
+    """
+    for row in range(len(codes)):
+        at = codes[row] - _EXT_BASE - file_start
+        out[row] = 1
+        if codes[row] > _EXT_ADDRESS_MAX:
+            continue
+        if at < 0 or at + 20 > file_size:
+            out[row] = 2
+            continue
+        width = _int2(base + at + 18)
+        if _int2(base + at) < 1 or 8 * width != bits or at + 20 + width > file_size:
+            continue
+        if _int8(base + at + 10) <= born:
+            continue
+        for k in range(len(positions)):
+            p = positions[k]
+            if not (load1(base + at + 20 + (p >> 3)) >> (p & 7)) & 1:
+                out[row] = 0
+                break
+
+
+@compiled
+def extension_codes(
+    codes: Rows, base: Address, file_start: Int, file_size: Int, out: Rows, known: Rows
+) -> None:
+    """The real tags codes of extension units at `codes`, where they lie in this file."""
+    for row in range(len(codes)):
+        at = codes[row] - _EXT_BASE - file_start
+        if codes[row] > _EXT_ADDRESS_MAX:
+            out[row], known[row] = codes[row], 1
+        elif at >= 0 and at + 20 <= file_size and _int2(base + at) >= 1:
+            out[row], known[row] = _int8(base + at + 2), 1
+
+
+@compiled
+def is_sound(base: Address, at: Int, size: Int, file_start: Int) -> Int:
+    """Whether a whole record of `size` lies at `at`, its body as its CRC says."""
+    rows = np.empty((1, 10), dtype=np.int64)
+    count, _, _ = walk(base, at, at + size, file_start, True, rows)
+    return count == 1 and rows[0, _SIZE] == size
+
+
+@compiled
+def find_record(base: Address, at: Int, stop: Int, file_start: Int) -> Int:
+    """The first place from `at` on where a sound record lies; -1 if there is none."""
+    rows = np.empty((1, 10), dtype=np.int64)
+    while at + 91 <= stop:
+        if load1(base + at + 4) == 0xDA and _int4(base + at + 4) & 0xFFFFFFFF == _MAGIC:
+            size = _int4(base + at)
+            if 91 <= size <= stop - at:
+                count, _, _ = walk(base, at, at + size, file_start, True, rows)
+                if count == 1:
+                    return at
+        at += 1
+    return -1

@@ -1,0 +1,125 @@
+"""What a store is after a stop, clean or not: where the log ends, what in it is damaged, and from
+where queues and index have to be made again. It decides; `store` acts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import CorruptRecord
+from ..message import LogOffset
+from ._walk import Column, find_record, walk
+from .commitlog import CommitLog
+from .consumequeue import ConsumeQueue
+from .format import EXT_ADDRESS_MAX, UNIT_SIZE
+
+__all__ = ["Damage", "LogState", "first_file_after", "scan_log", "trim_queue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A stretch of the log, with sound records after it, in which there is none."""
+
+    file: str
+    start: LogOffset
+    end: LogOffset
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, offset {self.start} to {self.end}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    end: LogOffset  # of the last sound record: what follows was never whole, and goes
+    damages: tuple[Damage, ...]
+    torn: str | None  # why the end is where it is, if something was begun there
+
+
+def scan_log(log: CommitLog, start: int) -> LogState:
+    """Every record from `start`, where one begins, with its CRC.
+
+    A place without a sound record is the end if none follows: a write cut short, or nothing written
+    yet. If one does follow, the place is damage: it is passed over and reported.
+    """
+    damages: list[Damage] = []
+    at = start
+    while True:
+        try:
+            for _ in log.walk(at, check_crc=True):
+                pass
+            return LogState(LogOffset(log.end), tuple(damages), None)
+        except CorruptRecord as bad:
+            found = next_record(log, bad.offset)
+            if found is None:
+                return LogState(LogOffset(bad.offset), tuple(damages), _torn(log, bad))
+            where = LogOffset(bad.offset), LogOffset(found)
+            damages.append(Damage(bad.file, *where, bad.reason))
+            at = found
+
+
+def next_record(log: CommitLog, offset: int) -> int | None:
+    """Where the first sound record at or after `offset` begins."""
+    at = offset
+    while at < log.end:
+        found = log.files.file_data(at)
+        if found is None:
+            return None
+        data, file_start = found
+        stop = min(log.end - file_start, len(data))
+        place = find_record(data.ctypes.data, at - file_start, stop, file_start)
+        if place >= 0:
+            return file_start + int(place)
+        at = file_start + len(data)
+    return None
+
+
+def _torn(log: CommitLog, bad: CorruptRecord) -> str | None:
+    """None if there is nothing but zeros: no write was cut short."""
+    view = log.files.view(bad.offset)
+    return str(bad) if view.any() else None
+
+
+def first_file_after(log: CommitLog, safe: int) -> LogOffset:
+    """The start of the last file that begins with a message stored up to `safe`; else the first.
+
+    Everything before it is in the queues for certain.
+    """
+    rows = np.empty((1, len(Column)), dtype=np.int64)
+    for start in reversed(log.files.starts):
+        found = log.files.file_data(start)
+        assert found is not None
+        data, _ = found
+        count, _, _ = walk(data.ctypes.data, 0, len(data), start, False, rows)
+        if count and 0 < rows[0, Column.STORED] <= safe:
+            return LogOffset(start)
+    return log.start
+
+
+def trim_queue(queue: ConsumeQueue, log_end: int) -> None:
+    """Cuts a queue where its units stop making sense or point beyond the log's end."""
+    if queue.extension is not None:
+        queue.extension.recover()
+    end = queue.sequence.start // UNIT_SIZE
+    last_address = None
+    for start in queue.sequence.starts:
+        units = queue.units(start // UNIT_SIZE, queue.sequence.file_size // UNIT_SIZE)
+        offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
+        blank = sizes == 0x7FFFFFFF
+        bad = (offsets < 0) | (sizes <= 0) | (~blank & (offsets + sizes > log_end))
+        cut = np.flatnonzero(bad)
+        good = int(cut[0]) if len(cut) else len(units)
+        end = start // UNIT_SIZE + good
+        if good:
+            codes = units["code"][:good].astype(np.int64)
+            addresses = codes[codes <= EXT_ADDRESS_MAX]
+            if len(addresses):
+                last_address = int(addresses.max())
+        if good < len(units):
+            break
+    if end < queue.max_offset or not queue.sequence:
+        queue.truncate(end)
+    if queue.extension is not None and last_address is not None:
+        queue.extension.truncate_after(last_address)
+    elif queue.extension is not None:
+        queue.extension.sequence.destroy()

@@ -1,0 +1,387 @@
+"""A store directory, opened: append, dispatch, select, keep and remove.
+
+What must not change is the order of an append: (1) the records are in the log, (2) with sync flush
+they are on the disk, (3) the caller is told. Dispatch follows the log at its own pace; all it makes
+can be made again.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import CorruptRecord, InvalidFilter, StoreError
+from ..filter import parse
+from ..filter.bloom import BloomFilter
+from ..filter.engines.columnar import BatchFilter
+from ..filter.tags import TagFilter
+from ..message import DELAY_TOPIC, PropertyName, QueueOffset, StoredMessage, SysFlag
+from ..wire import properties as properties_block
+from ..wire import record
+from ..wire.record import Draft
+from . import recovery, tables
+from .checkpoint import load_checkpoint, save_checkpoint
+from .commitlog import Appended, Chunk, CommitLog, Queue
+from .config import StoreConfig
+from .consumequeue import ConsumeQueue, Extension
+from .dispatch import Dispatcher, GroupFilter, parse_delay_levels
+from .files import DiskFull, Files, StorePaths
+from .index import KeyIndex
+from .select import Limits, QueueReader, Selection, SqlFilter, Status
+
+__all__ = ["Store"]
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """One process at a time. Appends may come from any thread; dispatch, retention and closing from
+    one. Selects may come from any thread, and neither wait for appends nor hold them up.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        config: StoreConfig | None = None,
+        *,
+        files: Files | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Opens or makes a store, recovering it if it was not closed. Raises StoreError."""
+        self.paths = StorePaths(Path(root))
+        self.config = config or StoreConfig()
+        self._files = files or Files()
+        self._now = now
+        if self.paths.root.exists() and not self.paths.root.is_dir():
+            raise StoreError(f"{self.paths.root}: not a directory")
+        try:
+            self._lock_descriptor = self._files.lock(self.paths.lock)
+        except OSError as error:
+            raise StoreError(f"{error.filename}: {error.strerror}") from None
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._lock_descriptor)
+            raise
+
+    def _open(self) -> None:
+        config = self.config
+        self._log = CommitLog(
+            self.paths.commit_log,
+            config.log_file_size,
+            self._files,
+            store_host=config.store_host,
+            max_body=config.max_body,
+        )
+        self._queues: dict[Queue, ConsumeQueue] = {}
+        self._bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
+        self._group_filters: dict[str, list[GroupFilter]] = {}
+        self.set_filters(tables.load_filters(self.paths.config).values())
+        self._checkpoint = load_checkpoint(self.paths.checkpoint)
+        self._index = KeyIndex(
+            self.paths.index, config.index_slots, config.index_entries, now=self._now
+        )
+        self._dispatcher = Dispatcher(
+            self.queue,
+            self._index,
+            delays=parse_delay_levels(config.delay_levels),
+            filters=(lambda topic: self._group_filters.get(topic, ())) if config.bitmaps else None,
+            bloom=self._bloom,
+        )
+        self._appending = threading.Lock()
+        self._flushing = threading.Condition()
+        self._flush_running = False
+        self._durable = 0
+        self._next_offsets: dict[Queue, int] = {}
+        self._unnoted = False  # whether there are queues that `tamis.json` does not know
+        self.damages: tuple[recovery.Damage, ...] = ()
+        self._recover()
+        self._files.touch(self.paths.abort)
+
+    # Recovery
+
+    def _recover(self) -> None:
+        clean = not self.paths.abort.exists()
+        known = self._known_queues()
+        for topic, queue_id in self.paths.existing_queues():
+            self.queue(topic, queue_id)
+        complete = known is not None and not set(known) - set(self._queues)
+        starts = self._log.files.starts
+        begin: int
+        if clean and complete:
+            begin = starts[-3] if len(starts) > 3 else self._log.start
+        elif complete:
+            begin = recovery.first_file_after(self._log, self._checkpoint.safe)
+            self._index.drop_after(self._checkpoint.index)
+        else:  # never kept by us, or parts are gone: all is made again
+            begin = self._log.start
+            self._index.drop_after(-1)
+        state = recovery.scan_log(self._log, begin)
+        self.damages = state.damages
+        for damage in state.damages:
+            log.error("damaged: %s", damage)
+        if state.torn is not None:
+            log.warning("dropping the end of the log, which is not whole: %s", state.torn)
+        self._log.files.truncate(state.end)
+        self._durable = state.end
+        certain = state.end if clean and complete else begin  # what queues hold beyond may be torn
+        for queue in self._queues.values():
+            recovery.trim_queue(queue, certain)
+        indexed = self._index.end_offset if self._index.files else 0
+        self._dispatched = min(begin, max(indexed, self._log.start))
+        self.dispatch()
+        for key, queue in self._queues.items():
+            queue.correct_min_offset(self._log.start)
+            self._next_offsets[key] = queue.max_offset
+
+    def _known_queues(self) -> list[Queue] | None:
+        """The queues there were; None if we never kept this directory."""
+        try:
+            table = json.loads((self.paths.root / _OURS).read_text())
+            return [(topic, queue_id) for topic, queue_id in table["queues"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _note_queues(self) -> None:
+        tables.write_table(self.paths.root / _OURS, {"queues": [list(q) for q in self._queues]})
+
+    # Writing
+
+    def append(self, drafts: Sequence[Draft]) -> list[Appended]:
+        """Stores messages, in order, all or none of them; tells when that is safe.
+
+        Flush `sync`: they are on the disk when this returns, and survive a kill of the process and
+        a power cut. Everything that waits shares one flush. Flush `async`: they are with the
+        operating system, survive a kill, and a power cut only after the next `flush`.
+        """
+        drafts = [self._delayed(draft) for draft in drafts]
+        with self._appending:
+            placed = self._log.append(drafts, self._next_offsets, int(self._now() * 1000))  # 1
+            end = self._log.end
+        if self.config.flush == "sync":
+            self._make_durable(end)  # 2
+        return placed  # 3
+
+    def _make_durable(self, end: int) -> None:
+        """Group commit: whoever comes first flushes for all who came before the flush began."""
+        while True:
+            with self._flushing:
+                while self._flush_running and self._durable < end:
+                    self._flushing.wait()
+                if self._durable >= end:
+                    return
+                self._flush_running = True
+            reached = self._log.end
+            try:
+                self._log.flush()
+                with self._flushing:
+                    self._durable = max(self._durable, reached)
+            finally:
+                with self._flushing:
+                    self._flush_running = False
+                    self._flushing.notify_all()
+
+    def _delayed(self, draft: Draft) -> Draft:
+        """A message with a delay level waits in the delay topic (`CommitLog.putMessage`)."""
+        if _DELAY not in draft.properties or draft.topic == DELAY_TOPIC:
+            return draft
+        if draft.sys_flag & SysFlag.ROLLBACK not in (0, SysFlag.COMMIT):
+            return draft
+        properties = properties_block.decode_bytes(draft.properties)
+        try:
+            level = int(properties.get(PropertyName.DELAY, "0"))
+        except ValueError:
+            return draft
+        if level <= 0:
+            return draft
+        level = min(level, len(parse_delay_levels(self.config.delay_levels)))
+        properties[PropertyName.DELAY] = str(level)
+        properties[PropertyName.REAL_TOPIC] = draft.topic
+        properties[PropertyName.REAL_QUEUE] = str(draft.queue_id)
+        block = properties_block.encode(properties).encode()
+        return replace(draft, topic=DELAY_TOPIC, queue_id=level - 1, properties=block)
+
+    def dispatch(self) -> None:
+        """Brings queues, extensions and index up to the end of the log."""
+        for chunk in self.sound_chunks(self._dispatched):
+            self._dispatcher.dispatch(chunk)
+            self._dispatched = chunk.end
+
+    def sound_chunks(self, start: int | None = None) -> Iterator[Chunk]:
+        """Every sound record from `start`; damaged places are passed over."""
+        at: int | None = self._log.start if start is None else start
+        while at is not None and at < self._log.end:
+            try:
+                yield from self._log.walk(at, check_crc=bool(self.damages))
+                return
+            except CorruptRecord as bad:
+                at = recovery.next_record(self._log, bad.offset)
+
+    def set_filters(self, filters: Iterable[tables.FilterData]) -> None:
+        """The groups whose SQL goes into the bitmaps of messages dispatched from now on."""
+        found: dict[str, list[GroupFilter]] = {}
+        for data in filters:
+            try:
+                batch_filter = BatchFilter(parse(data.expression))
+            except InvalidFilter as error:
+                log.warning("filter of %s on %s: %s", data.group, data.topic, error)
+                continue
+            positions = data.bloom_positions
+            if self._bloom.accepts(positions, data.bloom_bits):
+                found.setdefault(data.topic, []).append(GroupFilter(batch_filter, positions))
+        self._group_filters = found
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Made if it is not there."""
+        key = (topic, queue_id)
+        if key not in self._queues:
+            config = self.config
+            extension = None
+            if config.extensions:
+                path = self.paths.extension(topic, queue_id)
+                extension = Extension(path, config.extension_file_size, self._files)
+            path = self.paths.queue(topic, queue_id)
+            self._queues[key] = ConsumeQueue(path, config.queue_file_size, self._files, extension)
+            self._unnoted = True
+        return self._queues[key]
+
+    # Reading
+
+    def select(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        limits: Limits | None = None,
+        wanted: TagFilter | SqlFilter | None = None,
+    ) -> Selection:
+        """What a pull is answered with; see `select.QueueReader`."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            nothing = QueueOffset(0)
+            return Selection(Status.NO_MESSAGE_IN_QUEUE, [], nothing, nothing, nothing)
+        return QueueReader(self._log, queue).select(offset, limits or Limits(), wanted)
+
+    def count(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        wanted: TagFilter | SqlFilter | None = None,
+    ) -> int:
+        """How many messages from `offset` to the end match."""
+        queue = self._queues.get((topic, queue_id))
+        return 0 if queue is None else QueueReader(self._log, queue).count(offset, wanted)
+
+    def next_match(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        wanted: TagFilter | SqlFilter | None = None,
+    ) -> QueueOffset | None:
+        queue = self._queues.get((topic, queue_id))
+        return None if queue is None else QueueReader(self._log, queue).next_match(offset, wanted)
+
+    def message(self, offset: int) -> StoredMessage:
+        """The record at a place in the log; raises CorruptRecord if there is none."""
+        data = self._log.files.view(offset)
+        return record.decode(
+            memoryview(data.data), 0, check_crc=True, file=str(self.paths.commit_log)
+        )
+
+    def query(
+        self, topic: str, key: str, limit: int = 32, begin: int = 0, end: int = 2**63 - 1
+    ) -> list[StoredMessage]:
+        """Messages by key, exactly (RocketMQ also gives those whose hash collides)."""
+        found = []
+        for offset in sorted(self._index.query(topic, key, limit, begin, end)):
+            with contextlib.suppress(CorruptRecord):
+                message = self.message(offset)
+                keys = message.properties.get(PropertyName.KEYS, "").split(" ")
+                if message.topic == topic and (
+                    key in keys or key == message.properties.get(PropertyName.UNIQUE_KEY)
+                ):
+                    found.append(message)
+        return found
+
+    @property
+    def log(self) -> CommitLog:
+        return self._log
+
+    @property
+    def queues(self) -> dict[Queue, ConsumeQueue]:
+        return dict(self._queues)
+
+    # Keeping
+
+    def flush(self) -> None:
+        """Makes all there is durable: (1) log, (2) queues and index, (3) the checkpoint of both."""
+        end, stored = self._log.end, int(self._now() * 1000)
+        caught_up = self._dispatched >= end
+        self._make_durable(end)  # 1
+        for queue in list(self._queues.values()):
+            queue.flush()  # 2
+        self._index.flush()
+        if self._unnoted:
+            self._unnoted = False
+            self._note_queues()
+        self._checkpoint = self._checkpoint.advanced(
+            log=stored, queues=stored if caught_up else 0, index=self._index.last_timestamp
+        )
+        save_checkpoint(self.paths.checkpoint, self._checkpoint, self._files)  # 3
+
+    def close(self) -> None:
+        """Everything is dispatched and on the disk; the next start has nothing to recover."""
+        self.dispatch()
+        self.flush()
+        for queue in self._queues.values():
+            queue.close()
+        self._index.close()
+        self._log.close()
+        self._files.remove(self.paths.abort)
+        os.close(self._lock_descriptor)
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def clean(self) -> list[Path]:
+        """Removes what is older than `keep_hours`, or the oldest if the disk is too full; never the
+        last file. Gives the log files removed."""
+        usage = shutil.disk_usage(self.paths.root)
+        crowded = (usage.total - usage.free) / usage.total > self.config.disk_ratio
+        oldest = self._now() - self.config.keep_hours * 3600
+        removed = []
+        for _, file in list(self._log.files.files())[:-1]:
+            if file.modified > oldest and not crowded:
+                break
+            removed.append(file.path)
+            self._log.files.drop_first()
+            usage = shutil.disk_usage(self.paths.root)
+            crowded = (usage.total - usage.free) / usage.total > self.config.disk_ratio
+        if removed:
+            for queue in self._queues.values():
+                queue.drop_before(self._log.start)
+                queue.correct_min_offset(self._log.start)
+            self._index.drop_before(self._log.start)
+        return removed
+
+    def check_room(self) -> None:
+        """Raises DiskFull when more of the disk is in use than `full_ratio`."""
+        usage = shutil.disk_usage(self.paths.root)
+        ratio = (usage.total - usage.free) / usage.total
+        if ratio > self.config.full_ratio:
+            raise DiskFull(f"{self.paths.root}: the disk is {ratio:.0%} full; free some room")
+
+
+_OURS = "tamis.json"
+_DELAY = PropertyName.DELAY.encode() + b"\x01"

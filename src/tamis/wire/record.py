@@ -1,0 +1,185 @@
+"""A message as it lies in the commit log, and travels in the answer to a pull.
+
+    4 total size   4 magic   4 CRC-32 of the body   4 queue id   4 flag   8 queue offset
+    8 log offset   4 system flag   8 born   8|20 born host   8 stored   8|20 store host
+    4 reconsume times   8 prepared transaction offset   4 body length, body
+    1 topic length, topic   2 length of properties, properties
+
+Big-endian. RocketMQ 4.9's `CommitLog.MessageExtEncoder` and `MessageDecoder`.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from ..errors import CorruptRecord
+from ..java import decode_utf8
+from ..message import LOOPBACK, Host, LogOffset, QueueOffset, StoredMessage, SysFlag
+from . import properties
+
+__all__ = ["BLANK_MAGIC", "MAGIC", "Draft", "body_crc", "decode", "record_size"]
+
+MAGIC: Final = 0xDAA320A7
+BLANK_MAGIC: Final = 0xCBD43194  # fills what is left of a file
+FIXED_SIZE: Final = 91  # with both hosts v4; 12 more for each v6
+MAX_TOPIC: Final = 127  # a signed byte holds its length
+MAX_PROPERTIES: Final = 32767
+
+# One struct for each combination of host sizes: (born is v6, store is v6).
+_HEADS: Final = {
+    (born, store): struct.Struct(
+        f">IIIiiqqiq{20 if born else 8}sq{20 if store else 8}siqi"
+        # total, magic, crc, queue, flag, queue offset, log offset, sysflag, born, born host,
+        # stored, store host, reconsumes, prepared offset, body length
+    )
+    for born in (False, True)
+    for store in (False, True)
+}
+_HOST_V4 = struct.Struct(">4si")
+_HOST_V6 = struct.Struct(">16si")
+_START = struct.Struct(">II")
+_SYS_FLAG = struct.Struct(">i")
+_SYS_FLAG_AT = 36
+_PROPERTIES_LENGTH = struct.Struct(">h")
+
+
+def body_crc(body: bytes) -> int:
+    return crc32(body) & 0x7FFFFFFF if body else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A message that has no place yet. `properties` is the block as it will lie in the record."""
+
+    topic: str
+    queue_id: int = 0
+    body: bytes = b""
+    properties: bytes = b""
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    born_host: Host = LOOPBACK
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+    @property
+    def size(self) -> int:
+        """Of the record, if the store's host is v4."""
+        size = FIXED_SIZE + len(self.body) + len(self.topic.encode()) + len(self.properties)
+        return size + 12 if self.born_host.is_v6 else size
+
+    def encode(
+        self, queue_offset: int, log_offset: int, store_timestamp: int, store_host: Host
+    ) -> bytes:
+        born_v6, store_v6 = self.born_host.is_v6, store_host.is_v6
+        head = _HEADS[born_v6, store_v6]
+        topic, body, block = self.topic.encode(), self.body, self.properties
+        sys_flag = self.sys_flag & ~0x30 | (0x10 if born_v6 else 0) | (0x20 if store_v6 else 0)
+        total = head.size + len(body) + 1 + len(topic) + 2 + len(block)
+        return b"".join(
+            (
+                head.pack(
+                    total,
+                    MAGIC,
+                    crc32(body) & 0x7FFFFFFF if body else 0,
+                    self.queue_id,
+                    self.flag,
+                    queue_offset,
+                    log_offset,
+                    sys_flag,
+                    self.born_timestamp,
+                    _pack_host(self.born_host),
+                    store_timestamp,
+                    _pack_host(store_host),
+                    self.reconsume_times,
+                    self.prepared_transaction_offset,
+                    len(body),
+                ),
+                body,
+                bytes((len(topic),)),
+                topic,
+                _PROPERTIES_LENGTH.pack(len(block)),
+                block,
+            )
+        )
+
+
+def record_size(data: bytes | memoryview, at: int = 0) -> int:
+    size: int = _START.unpack_from(data, at)[0]
+    return size
+
+
+def decode(
+    data: bytes | memoryview, at: int = 0, *, check_crc: bool = False, file: str = ""
+) -> StoredMessage:
+    """The record at `at`; raises CorruptRecord, with `file` in it, for anything else."""
+    try:
+        return _decode(data, at, check_crc, file)
+    except (struct.error, IndexError):
+        raise CorruptRecord(file, at, "the record is cut short") from None
+
+
+def _decode(data: bytes | memoryview, at: int, check_crc: bool, file: str) -> StoredMessage:
+    total, magic = _START.unpack_from(data, at)
+    if magic != MAGIC:
+        raise CorruptRecord(file, at, f"magic number {magic:#010x}, not {MAGIC:#010x}")
+    sys_flag = SysFlag(_SYS_FLAG.unpack_from(data, at + _SYS_FLAG_AT)[0])
+    head = _HEADS[bool(sys_flag & 0x10), bool(sys_flag & 0x20)]
+    (
+        _,
+        _,
+        crc,
+        queue_id,
+        flag,
+        queue_offset,
+        log_offset,
+        _,
+        born,
+        born_host,
+        stored,
+        store_host,
+        reconsumes,
+        prepared,
+        body_length,
+    ) = head.unpack_from(data, at)
+    body_at = at + head.size
+    topic_at = body_at + body_length + 1
+    if body_length < 0:
+        raise CorruptRecord(file, at, f"body of {body_length} bytes")
+    block_at = topic_at + data[topic_at - 1] + 2
+    (block_length,) = _PROPERTIES_LENGTH.unpack_from(data, block_at - 2)
+    if block_at + block_length - at != total:
+        parts = block_at + block_length - at
+        raise CorruptRecord(file, at, f"says {total} bytes, its parts make {parts}")
+    body = bytes(data[body_at : topic_at - 1])
+    if len(body) != body_length or len(data) < at + total:
+        raise CorruptRecord(file, at, "the record is cut short")
+    if check_crc and body_crc(body) != crc:
+        raise CorruptRecord(file, at, f"the body's CRC is {body_crc(body)}, recorded was {crc}")
+    return StoredMessage(
+        log_offset=LogOffset(log_offset),
+        size=total,
+        body_crc=crc,
+        topic=decode_utf8(bytes(data[topic_at : block_at - 2])),
+        queue_id=queue_id,
+        queue_offset=QueueOffset(queue_offset),
+        flag=flag,
+        sys_flag=sys_flag,
+        born_timestamp=born,
+        born_host=_unpack_host(born_host),
+        store_timestamp=stored,
+        store_host=_unpack_host(store_host),
+        reconsume_times=reconsumes,
+        prepared_transaction_offset=LogOffset(prepared),
+        body=body,
+        properties=properties.decode_bytes(bytes(data[block_at : block_at + block_length])),
+    )
+
+
+def _pack_host(host: Host) -> bytes:
+    return (_HOST_V6 if host.is_v6 else _HOST_V4).pack(host.address, host.port)
+
+
+def _unpack_host(data: bytes) -> Host:
+    return Host(*(_HOST_V6 if len(data) == 20 else _HOST_V4).unpack(data))
