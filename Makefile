@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: help install test demo lint types format bench lock clean
+.PHONY: help install test demo lint types format crash bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -34,8 +34,12 @@ format: install  ## put the format right
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format --quiet .
 
-bench: install  ## compare with Apache's engine (needs Java and Maven)
+crash: install  ## a thousand disasters on a store, each followed by recovery; TAMIS_CRASH_SEED=n for one
+	TAMIS_CRASHES=1000 TAMIS_KILLS=20 $(BIN)/python -m pytest tests/store/test_crashes.py
+
+bench: install  ## measure; the filter engines beside Apache's (needs Java and Maven)
 	$(BIN)/python benchmarks/bench_filter.py
+	$(BIN)/python benchmarks/bench_store.py
 
 lock:  ## choose versions anew; needs uv
 	uv pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes \

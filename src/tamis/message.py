@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 __all__ = [
     "DELAY_TOPIC",
@@ -51,8 +51,7 @@ class SysFlag(IntFlag):
         return self & SysFlag.ROLLBACK
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """An address as records hold it: 4 or 16 bytes, and a port."""
 
     address: bytes

@@ -15,7 +15,19 @@ from ..filter.engines.memory import Address, Int, compiled, inlined, load1, load
 from ..wire.record import BLANK_MAGIC, MAGIC
 from .format import EXT_ADDRESS_MAX, EXT_BASE
 
-__all__ = ["Column", "End", "Rows", "group_rows", "java_hashes", "split_keys", "walk"]
+__all__ = [
+    "REASONS",
+    "Column",
+    "End",
+    "Rows",
+    "crc_of",
+    "extension_codes",
+    "find_record",
+    "group_rows",
+    "java_hashes",
+    "split_keys",
+    "walk",
+]
 
 Rows = npt.NDArray[np.int64]
 
@@ -44,6 +56,7 @@ class End(IntEnum):
     SIZE = 5
     OFFSET = 6
     CRC = 7
+    SEAL = 8  # told by `seals`, not here
 
 
 REASONS: Final = {
@@ -52,13 +65,16 @@ REASONS: Final = {
     End.SIZE: "the record's parts do not add up to its size",
     End.OFFSET: "the record says it lies elsewhere",
     End.CRC: "the body's CRC is not the recorded one",
+    End.SEAL: "the record is not as it was written",
 }
 
 _AT, _SIZE, _QUEUE, _QUEUE_OFFSET, _SYS_FLAG, _STORED = range(6)
 _TOPIC_AT, _TOPIC_SIZE, _PROPERTIES_AT, _PROPERTIES_SIZE = range(6, 10)
 _MAGIC, _BLANK_MAGIC = MAGIC, BLANK_MAGIC
 _EXT_BASE, _EXT_ADDRESS_MAX = EXT_BASE, EXT_ADDRESS_MAX
-_STOP, _ROWS, _BLANK, _NOTHING, _BAD_MAGIC, _BAD_SIZE, _BAD_OFFSET, _BAD_CRC = map(int, End)
+_STOP, _ROWS, _BLANK, _NOTHING, _BAD_MAGIC, _BAD_SIZE, _BAD_OFFSET, _BAD_CRC = map(
+    int, list(End)[:8]
+)
 
 
 def _crc_tables() -> npt.NDArray[np.uint32]:
@@ -117,7 +133,7 @@ def walk(
             return count, at, _BAD_OFFSET
         if check_crc and body > 0:
             recorded = _int4(base + at + 8) & 0xFFFFFFFF
-            if _crc(base + at + body_at, body) & 0x7FFFFFFF != recorded:
+            if crc_of(base + at + body_at, body) & 0x7FFFFFFF != recorded:
                 return count, at, _BAD_CRC
         rows[count, _AT] = at
         rows[count, _SIZE] = size
@@ -152,7 +168,7 @@ def _int8(at: Address) -> Int:
 
 
 @compiled
-def _crc(at: Address, length: Int) -> Int:
+def crc_of(at: Address, length: Int) -> Int:
     crc = np.uint32(0xFFFFFFFF)
     end = at + length
     low_byte = np.uint64(0xFF)
@@ -331,11 +347,27 @@ def extension_codes(
 
 
 @compiled
-def is_sound(base: Address, at: Int, size: Int, file_start: Int) -> Int:
-    """Whether a whole record of `size` lies at `at`, its body as its CRC says."""
+def are_sound(
+    base: Address,
+    ats: Rows,
+    sizes: Rows,
+    file_start: Int,
+    stop: Int,
+    out: npt.NDArray[np.bool_],
+) -> None:
+    """Whether a whole record of its size lies at each place, its body as its CRC says."""
     rows = np.empty((1, 10), dtype=np.int64)
-    count, _, _ = walk(base, at, at + size, file_start, True, rows)
-    return count == 1 and rows[0, _SIZE] == size
+    for i in range(len(ats)):
+        out[i] = False
+        if ats[i] >= 0 and ats[i] + sizes[i] <= stop:
+            count, _, _ = walk(base, ats[i], ats[i] + sizes[i], file_start, True, rows)
+            out[i] = count == 1 and rows[0, _SIZE] == sizes[i]
+
+
+@compiled
+def crcs_of(base: Address, ats: Rows, sizes: Rows, out: Rows) -> None:
+    for i in range(len(ats)):
+        out[i] = crc_of(base + ats[i], sizes[i])
 
 
 @compiled

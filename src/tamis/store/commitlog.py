@@ -14,16 +14,21 @@ from ..errors import CorruptRecord, StoreError
 from ..message import Host, LogOffset, QueueOffset, SysFlag
 from ..wire import record
 from ..wire.record import Draft
-from ._walk import REASONS, Column, End, Rows, is_sound, walk
+from ._walk import REASONS, Column, End, Rows, are_sound, walk
 from .files import Bytes, Files
 from .format import BLANK_SIZE
 from .mapped import FileSequence
+from .seals import Seals
 
 __all__ = ["Appended", "Chunk", "CommitLog", "IllegalMessage", "Queue"]
 
 Queue = tuple[str, int]  # topic and queue id
 
 _CHUNK = 8192  # records looked at together
+_HALF_WAY, _COMMITTED = int(SysFlag.ROLLBACK), int(SysFlag.COMMIT)
+
+
+_NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
 class IllegalMessage(StoreError):
@@ -67,10 +72,12 @@ class CommitLog:
         files: Files,
         *,
         store_host: Host,
+        seals: Seals | None = None,
         max_body: int = 4 * 2**20,
         writable: bool = True,
     ) -> None:
         self._sequence = FileSequence(directory, file_size, files, writable)
+        self._seals = seals
         self._host = store_host
         self._max_body = max_body
 
@@ -99,50 +106,57 @@ class CommitLog:
         try:
             return self._append(drafts, next_offsets, now)
         except StoreError:
-            self._sequence.truncate(self._sequence.end)  # half of it may be there
+            self.truncate(self._sequence.end)  # half of it may be there
             raise
 
     def _append(
         self, drafts: Sequence[Draft], next_offsets: dict[Queue, int], now: int
     ) -> list[Appended]:
         sequence, host = self._sequence, self._host
-        at, room = sequence.end, sequence.room()
-        begin, buffer = at, bytearray()
-        placed = []
+        at, room, file_size = sequence.end, sequence.room(), sequence.file_size
+        begin, parts, sealed = at, list[bytes](), list[int]()
+        placed = list[Appended]()
         taken: dict[Queue, int] = {}
         for draft in drafts:
             queue = (draft.topic, draft.queue_id)
             # half-way messages of transactions have no place in a queue
-            counts = draft.sys_flag & SysFlag.ROLLBACK in (0, SysFlag.COMMIT)
+            counts = not draft.sys_flag & _HALF_WAY or draft.sys_flag & _HALF_WAY == _COMMITTED
             offset = 0
             if counts:
                 offset = taken.get(queue) or next_offsets.get(queue, 0)
-            data = draft.encode(offset, at, now, host)
-            if len(data) + BLANK_SIZE > room:
-                if room:
-                    buffer += room.to_bytes(4) + record.BLANK_MAGIC.to_bytes(4)
-                    sequence.write(begin, buffer)
-                    at += room
-                begin, buffer, room = at, bytearray(), sequence.file_size
-                if len(data) + BLANK_SIZE > room:
-                    raise IllegalMessage(
-                        f"a record of {len(data)} bytes for files of {sequence.file_size}"
-                    )
-                data = draft.encode(offset, at, now, host)
-            buffer += data
-            placed.append(Appended(LogOffset(at), len(data), QueueOffset(offset)))
-            at += len(data)
-            room -= len(data)
-            if counts:
                 taken[queue] = offset + 1
-        sequence.write(begin, buffer)
+            data = draft.encode(offset, at, now, host)
+            size = len(data)
+            if size + BLANK_SIZE > room:
+                if size + BLANK_SIZE > file_size:
+                    raise IllegalMessage(f"a record of {size} bytes for files of {file_size}")
+                if room:
+                    blank = room.to_bytes(4) + record.BLANK_MAGIC.to_bytes(4)
+                    self._write(begin, sealed, parts, blank)
+                    at += room
+                begin, parts, sealed, room = at, [], [], file_size
+                data = draft.encode(offset, at, now, host)
+            parts.append(data)
+            sealed.append(at % file_size)
+            placed.append(Appended(at, size, offset))  # type: ignore[arg-type]  # plain: it is hot
+            at += size
+            room -= size
+        self._write(begin, sealed, parts, b"")
         sequence.end = at
         next_offsets.update(taken)
         return placed
 
+    def _write(self, begin: int, ats: list[int], records: list[bytes], after: bytes) -> None:
+        if self._seals is not None and records:
+            self._seals.add(begin - begin % self._sequence.file_size, ats, records)
+        self._sequence.write(begin, b"".join((*records, after)))
+
     def _check(self, draft: Draft) -> None:
-        if not 0 < len(draft.topic) <= record.MAX_TOPIC or len(draft.topic.encode()) > 127:
-            raise IllegalMessage(f"a topic of {len(draft.topic)} characters: it takes 1 to 127")
+        topic = draft.topic
+        if not topic or len(topic) > record.MAX_TOPIC or not topic.isascii():
+            length = len(topic.encode())
+            if not 0 < length <= record.MAX_TOPIC:
+                raise IllegalMessage(f"a topic of {length} bytes: it takes 1 to {record.MAX_TOPIC}")
         if len(draft.properties) > record.MAX_PROPERTIES:
             raise IllegalMessage(
                 f"properties of {len(draft.properties)} bytes: at most {record.MAX_PROPERTIES}"
@@ -158,12 +172,32 @@ class CommitLog:
         data = self._sequence.view(offset, offset + size)
         return data if len(data) == size else data[:0]
 
+    def sound_records(self, offsets: Rows, sizes: Rows) -> list[Bytes]:
+        """The bytes of each record as they lie; empty if it is not there or damaged."""
+        found = list[Bytes]()
+        file_size, end = self._sequence.file_size, self._sequence.end
+        at = 0
+        while at < len(offsets):
+            file_start = int(offsets[at]) - int(offsets[at]) % file_size
+            to = at + int(np.searchsorted(offsets[at:], file_start + file_size))
+            whole = self._sequence.file_data(int(offsets[at]))
+            if whole is None:
+                found += [_NOTHING] * (to - at)
+            else:
+                data = whole[0]
+                ats, lengths = offsets[at:to] - file_start, sizes[at:to]
+                sound = np.empty(len(ats), dtype=np.bool_)
+                stop = min(end - file_start, file_size)
+                are_sound(data.ctypes.data, ats, lengths, file_start, stop, sound)
+                if self._seals is not None:
+                    sound &= ~self._seals.broken(file_start, data, ats, lengths)
+                spans = zip(ats.tolist(), lengths.tolist(), sound.tolist(), strict=True)
+                found += [data[a : a + n] if good else _NOTHING for a, n, good in spans]
+            at = to
+        return found
+
     def sound_record(self, offset: int, size: int) -> Bytes:
-        """As `record`, and empty too if it is damaged: that is never served."""
-        data = self.record(offset, size)
-        if len(data) and is_sound(data.ctypes.data, 0, size, offset):
-            return data
-        return data[:0]
+        return self.sound_records(np.array([offset]), np.array([size]))[0]
 
     def walk(
         self, start: int, stop: int | None = None, *, check_crc: bool = False
@@ -184,6 +218,9 @@ class CommitLog:
             count, ended, why = walk(
                 data.ctypes.data, at - file_start, limit, file_start, check_crc, rows
             )
+            broken = self._first_broken(rows[:count], data, file_start) if check_crc else None
+            if broken is not None:
+                count, ended, why = broken, int(rows[broken, Column.AT]), End.SEAL
             at = file_start + ended
             if why == End.BLANK:
                 at = file_start + self._sequence.file_size
@@ -193,5 +230,27 @@ class CommitLog:
                 path = str(self._sequence.file_path(at))
                 raise CorruptRecord(path, at, REASONS[End(why)])
 
+    def _first_broken(self, rows: Rows, data: Bytes, file_start: int) -> int | None:
+        if self._seals is None:
+            return None
+        ats, sizes = rows[:, Column.AT], rows[:, Column.SIZE]
+        broken = np.flatnonzero(self._seals.broken(file_start, data, ats, sizes))
+        return int(broken[0]) if len(broken) else None
+
+    def truncate(self, end: int) -> None:
+        """Nothing is left from `end` on."""
+        self._sequence.truncate(end)
+        if self._seals is not None:
+            size = self._sequence.file_size
+            self._seals.truncate(end - end % size, end % size)
+
+    def drop_first(self) -> None:
+        """The oldest file goes."""
+        self._sequence.drop_first()
+        if self._seals is not None:
+            self._seals.drop_before(self._sequence.start)
+
     def close(self) -> None:
         self._sequence.close()
+        if self._seals is not None:
+            self._seals.close()

@@ -37,6 +37,18 @@ class ConsumeQueue:
         self.sequence = FileSequence(directory, file_size, files, writable)
         self.extension = extension
         self.min_offset = QueueOffset(self.sequence.start // UNIT_SIZE)
+        self.largest = 2**31  # of its messages, in bytes; until `measure`, anything
+
+    def measure(self) -> None:
+        """Finds out how large its messages are, which makes some of a select's work needless."""
+        self.largest = 0
+        for start in self.sequence.starts:
+            units = self.units(start // UNIT_SIZE, self.sequence.file_size // UNIT_SIZE)
+            self._grow(units)
+
+    def _grow(self, units: Units) -> None:
+        sizes = units["size"]
+        self.largest = max(self.largest, int(np.max(sizes, where=sizes != _BLANK, initial=0)))
 
     @property
     def max_offset(self) -> QueueOffset:
@@ -73,6 +85,7 @@ class ConsumeQueue:
             end = QueueOffset(offset)
         new = units[end - offset :]
         if len(new):
+            self._grow(new)
             self.sequence.append(new.tobytes())
 
     def correct_min_offset(self, log_start: int) -> None:

@@ -43,6 +43,7 @@ class StorePaths:
         self.queues = root / "consumequeue"
         self.extensions = root / "consumequeue_ext"
         self.index = root / "index"
+        self.seals = root / "tamis-seals"
         self.config = root / "config"
         self.checkpoint = root / "checkpoint"
         self.abort = root / "abort"

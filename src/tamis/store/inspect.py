@@ -10,7 +10,7 @@ from ..errors import CorruptRecord, StoreError
 from ..filter.engines.columnar import BatchFilter
 from ..filter.logic import Outcome
 from ..filter.tags import TagFilter
-from ..message import LOOPBACK, StoredMessage
+from ..message import DELAY_TOPIC, LOOPBACK, StoredMessage
 from ..wire import record
 from . import recovery, tables
 from ._walk import Column
@@ -21,6 +21,7 @@ from .dispatch import Dispatcher, parse_delay_levels
 from .files import Files, StorePaths, file_start
 from .format import EXT_ADDRESS_MAX, UNIT_BLANK_SIZE, UNIT_SIZE
 from .index import KeyIndex
+from .seals import Seals
 
 __all__ = ["Directory", "Problem", "QueueStat"]
 
@@ -60,7 +61,12 @@ class Directory:
         self._files = Files()
         size = self._file_size(self.paths.commit_log)
         self.log = CommitLog(
-            self.paths.commit_log, size, self._files, store_host=LOOPBACK, writable=False
+            self.paths.commit_log,
+            size,
+            self._files,
+            store_host=LOOPBACK,
+            seals=Seals(self.paths.seals),
+            writable=False,
         )
         self.was_closed = not self.paths.abort.exists()
 
@@ -102,7 +108,7 @@ class Directory:
                         progress(chunk.end - self.log.start)
                 return
             except CorruptRecord as bad:
-                at = recovery.next_record(self.log, bad.offset)
+                at = recovery.next_record(self.log, bad.offset + 1)
 
     def messages(
         self,
@@ -200,6 +206,8 @@ class Directory:
                 if wanted is None or wanted[:2] != (offset, size):
                     what = f"unit {number} leads to offset {offset} of the log"
                     yield Problem(where, f"{what}, where its message is not")
+                elif key[0] == DELAY_TOPIC:
+                    continue  # its code is a time, by the delay levels of the broker that wrote it
                 elif (problem := _code_problem(queue, code, wanted[2])) is not None:
                     yield Problem(where, f"unit {number}: {problem}")
         if found < len(expected) and self.was_closed:

@@ -13,7 +13,15 @@ from .commitlog import CommitLog
 from .consumequeue import ConsumeQueue
 from .format import EXT_ADDRESS_MAX, UNIT_SIZE
 
-__all__ = ["Damage", "LogState", "first_file_after", "scan_log", "trim_queue"]
+__all__ = [
+    "Damage",
+    "LogState",
+    "first_file_after",
+    "has_extension",
+    "next_record",
+    "scan_log",
+    "trim_queue",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ def scan_log(log: CommitLog, start: int) -> LogState:
                 pass
             return LogState(LogOffset(log.end), tuple(damages), None)
         except CorruptRecord as bad:
-            found = next_record(log, bad.offset)
+            found = next_record(log, bad.offset + 1)
             if found is None:
                 return LogState(LogOffset(bad.offset), tuple(damages), _torn(log, bad))
             where = LogOffset(bad.offset), LogOffset(found)
@@ -94,6 +102,19 @@ def first_file_after(log: CommitLog, safe: int) -> LogOffset:
         if count and 0 < rows[0, Column.STORED] <= safe:
             return LogOffset(start)
     return log.start
+
+
+def has_extension(queue: ConsumeQueue) -> bool:
+    """Whether the extension units that the queue leads to are there, by the first and the last."""
+    ends = []
+    for start in queue.sequence.starts:
+        codes = queue.units(start // UNIT_SIZE, queue.sequence.file_size // UNIT_SIZE)["code"]
+        addresses = codes[codes <= EXT_ADDRESS_MAX]
+        ends += [int(addresses[0]), int(addresses[-1])] if len(addresses) else []
+    if not ends:
+        return True
+    extension = queue.extension
+    return extension is not None and None not in (extension.unit(ends[0]), extension.unit(ends[-1]))
 
 
 def trim_queue(queue: ConsumeQueue, log_end: int) -> None:

@@ -107,7 +107,7 @@ class QueueReader:
         status, next_offset = _outside(offset, low, high)
         if status is not None:
             return Selection(status, [], QueueOffset(next_offset), low, high)
-        basket = _Basket(limits, self._log)
+        basket = _Basket(limits, self._log, self._queue)
         deadline = self._clock() + limits.seconds
         status = Status.NO_MATCHED_MESSAGE
         at = offset
@@ -300,47 +300,70 @@ class _Basket:
     """Takes messages until an answer is full. RocketMQ asks at every unit, wanted or not, whether
     it would still fit, so a large unit nobody wants may end an answer too."""
 
-    def __init__(self, limits: Limits, log: CommitLog) -> None:
+    def __init__(self, limits: Limits, log: CommitLog, queue: ConsumeQueue) -> None:
         self._limits = limits
         self._log = log
+        self._largest = queue.largest
         self._bytes = 0
         self.records: list[Bytes] = []
         self.full = False
         self.walked = 0  # units of this stretch that are done with
 
     def begin(self, units: Units) -> None:
-        self._offsets, self._sizes = units["offset"], units["size"]
+        self._units = units
         self.walked = 0
+        # nothing in this stretch lies so far back that the limits for it are others
+        self._hot = int(self._log.end) - int(units["offset"][0]) <= self._limits.memory
 
     def take(self, numbers: Ints) -> None:
         """Matching units, in order; what lies between them is passed over."""
-        for number in numbers:
-            if self._stops_before(int(number) + 1):
-                return
-            offset, size = int(self._offsets[number]), int(self._sizes[number])
-            record = self._log.sound_record(offset, size)
-            self.walked = int(number) + 1
-            if not len(record):
-                log.error("not served: there is no sound record at offset %d of the log", offset)
-            else:
+        while len(numbers) and not self.full:
+            some = self._sure(numbers) or 1
+            self._take(numbers[:some], sure=some > 1)
+            numbers = numbers[some:]
+
+    def _sure(self, numbers: Ints) -> int:
+        """How many fit whatever lies between them."""
+        if not self._hot:
+            return 0
+        most = min(self._limits.messages, self._limits.count) - len(self.records)
+        room = self._limits.bytes - self._bytes
+        return max(min(most, room // max(self._largest, 1), len(numbers)), 0)
+
+    def _take(self, numbers: Ints, sure: bool) -> None:
+        if not sure and self._stops_before(int(numbers[0]) + 1):
+            return
+        offsets = self._units["offset"][numbers].astype(np.int64)
+        sizes = self._units["size"][numbers].astype(np.int64)
+        for offset, record in zip(offsets, self._log.sound_records(offsets, sizes), strict=True):
+            if len(record):
                 self.records.append(record)
                 self._bytes += len(record)
+            else:
+                log.error("not served: there is no sound record at offset %d of the log", offset)
+        self.walked = int(numbers[-1]) + 1
 
     def finish(self) -> None:
         """No match is left: on to the end of the stretch, unless something there is too large."""
-        if not self.full and not self._stops_before(len(self._sizes)):
-            self.walked = len(self._sizes)
+        if not self.full and not self._stops_before(len(self._units)):
+            self.walked = len(self._units)
 
     def _stops_before(self, end: int) -> bool:
         """Whether one of the units from `walked` up to `end` does not fit; then it stops there."""
-        if not self.records or self.walked >= end:
-            return False
         limits, taken = self._limits, len(self.records)
-        sizes = self._sizes[self.walked : end]
-        cold = int(self._log.end) - self._offsets[self.walked : end] > limits.memory
-        most_bytes = np.where(cold, limits.cold_bytes, limits.bytes)
-        most = np.where(cold, limits.cold_count, limits.count)
-        too_much = (taken >= limits.messages) | (self._bytes + sizes > most_bytes) | (taken >= most)
+        if not taken or self.walked >= end:
+            return False
+        most = min(limits.messages, limits.count)
+        if self._hot and taken < most and self._bytes + self._largest <= limits.bytes:
+            return False
+        if self._hot and taken >= most:
+            self.full = True
+            return True
+        between = self._units[self.walked : end]
+        cold = int(self._log.end) - between["offset"] > limits.memory
+        bytes_left = np.where(cold, limits.cold_bytes, limits.bytes) - self._bytes
+        count = np.where(cold, limits.cold_count, limits.count)
+        too_much = (taken >= limits.messages) | (between["size"] > bytes_left) | (taken >= count)
         found = np.flatnonzero(too_much)
         if len(found):
             self.walked += int(found[0])

@@ -33,6 +33,7 @@ from .consumequeue import ConsumeQueue, Extension
 from .dispatch import Dispatcher, GroupFilter, parse_delay_levels
 from .files import DiskFull, Files, StorePaths
 from .index import KeyIndex
+from .seals import Seals
 from .select import Limits, QueueReader, Selection, SqlFilter, Status
 
 __all__ = ["Store"]
@@ -77,6 +78,7 @@ class Store:
             config.log_file_size,
             self._files,
             store_host=config.store_host,
+            seals=Seals(self.paths.seals),
             max_body=config.max_body,
         )
         self._queues: dict[Queue, ConsumeQueue] = {}
@@ -112,6 +114,7 @@ class Store:
         for topic, queue_id in self.paths.existing_queues():
             self.queue(topic, queue_id)
         complete = known is not None and not set(known) - set(self._queues)
+        complete &= all(map(recovery.has_extension, self._queues.values()))
         starts = self._log.files.starts
         begin: int
         if clean and complete:
@@ -128,7 +131,7 @@ class Store:
             log.error("damaged: %s", damage)
         if state.torn is not None:
             log.warning("dropping the end of the log, which is not whole: %s", state.torn)
-        self._log.files.truncate(state.end)
+        self._log.truncate(state.end)
         self._durable = state.end
         certain = state.end if clean and complete else begin  # what queues hold beyond may be torn
         for queue in self._queues.values():
@@ -138,6 +141,7 @@ class Store:
         self.dispatch()
         for key, queue in self._queues.items():
             queue.correct_min_offset(self._log.start)
+            queue.measure()
             self._next_offsets[key] = queue.max_offset
 
     def _known_queues(self) -> list[Queue] | None:
@@ -221,7 +225,7 @@ class Store:
                 yield from self._log.walk(at, check_crc=bool(self.damages))
                 return
             except CorruptRecord as bad:
-                at = recovery.next_record(self._log, bad.offset)
+                at = recovery.next_record(self._log, bad.offset + 1)
 
     def set_filters(self, filters: Iterable[tables.FilterData]) -> None:
         """The groups whose SQL goes into the bitmaps of messages dispatched from now on."""
@@ -247,7 +251,10 @@ class Store:
                 path = self.paths.extension(topic, queue_id)
                 extension = Extension(path, config.extension_file_size, self._files)
             path = self.paths.queue(topic, queue_id)
-            self._queues[key] = ConsumeQueue(path, config.queue_file_size, self._files, extension)
+            queue = ConsumeQueue(path, config.queue_file_size, self._files, extension)
+            if not queue.sequence:
+                queue.measure()
+            self._queues[key] = queue
             self._unnoted = True
         return self._queues[key]
 
@@ -365,7 +372,7 @@ class Store:
             if file.modified > oldest and not crowded:
                 break
             removed.append(file.path)
-            self._log.files.drop_first()
+            self._log.drop_first()
             usage = shutil.disk_usage(self.paths.root)
             crowded = (usage.total - usage.free) / usage.total > self.config.disk_ratio
         if removed:

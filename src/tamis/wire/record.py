@@ -10,6 +10,7 @@ Big-endian. RocketMQ 4.9's `CommitLog.MessageExtEncoder` and `MessageDecoder`.
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from zlib import crc32
 
@@ -63,46 +64,42 @@ class Draft:
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
 
-    @property
-    def size(self) -> int:
-        """Of the record, if the store's host is v4."""
-        size = FIXED_SIZE + len(self.body) + len(self.topic.encode()) + len(self.properties)
-        return size + 12 if self.born_host.is_v6 else size
-
     def encode(
         self, queue_offset: int, log_offset: int, store_timestamp: int, store_host: Host
     ) -> bytes:
-        born_v6, store_v6 = self.born_host.is_v6, store_host.is_v6
+        born_host, body, block = self.born_host, self.body, self.properties
+        born_v6, store_v6 = len(born_host.address) == 16, len(store_host.address) == 16
         head = _HEADS[born_v6, store_v6]
-        topic, body, block = self.topic.encode(), self.body, self.properties
-        sys_flag = self.sys_flag & ~0x30 | (0x10 if born_v6 else 0) | (0x20 if store_v6 else 0)
-        total = head.size + len(body) + 1 + len(topic) + 2 + len(block)
-        return b"".join(
-            (
-                head.pack(
-                    total,
-                    MAGIC,
-                    crc32(body) & 0x7FFFFFFF if body else 0,
-                    self.queue_id,
-                    self.flag,
-                    queue_offset,
-                    log_offset,
-                    sys_flag,
-                    self.born_timestamp,
-                    _pack_host(self.born_host),
-                    store_timestamp,
-                    _pack_host(store_host),
-                    self.reconsume_times,
-                    self.prepared_transaction_offset,
-                    len(body),
-                ),
-                body,
-                bytes((len(topic),)),
-                topic,
-                _PROPERTIES_LENGTH.pack(len(block)),
-                block,
-            )
+        topic = _prefixed(self.topic)
+        sys_flag = self.sys_flag
+        if born_v6 or store_v6 or sys_flag & 0x30:
+            sys_flag = sys_flag & ~0x30 | (0x10 if born_v6 else 0) | (0x20 if store_v6 else 0)
+        length = len(body)
+        packed = head.pack(
+            head.size + length + len(topic) + 2 + len(block),
+            MAGIC,
+            crc32(body) & 0x7FFFFFFF if length else 0,
+            self.queue_id,
+            self.flag,
+            queue_offset,
+            log_offset,
+            sys_flag,
+            self.born_timestamp,
+            _pack_host(born_host),
+            store_timestamp,
+            _pack_host(store_host),
+            self.reconsume_times,
+            self.prepared_transaction_offset,
+            length,
         )
+        return b"".join((packed, body, topic, _PROPERTIES_LENGTH.pack(len(block)), block))
+
+
+@lru_cache(1024)
+def _prefixed(topic: str) -> bytes:
+    """A topic with its length before it."""
+    data = topic.encode()
+    return bytes((len(data),)) + data
 
 
 def record_size(data: bytes | memoryview, at: int = 0) -> int:
@@ -177,8 +174,9 @@ def _decode(data: bytes | memoryview, at: int, check_crc: bool, file: str) -> St
     )
 
 
+@lru_cache(1024)
 def _pack_host(host: Host) -> bytes:
-    return (_HOST_V6 if host.is_v6 else _HOST_V4).pack(host.address, host.port)
+    return (_HOST_V6 if host.is_v6 else _HOST_V4).pack(*host)
 
 
 def _unpack_host(data: bytes) -> Host:
