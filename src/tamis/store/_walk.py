@@ -370,6 +370,33 @@ def crcs_of(base: Address, ats: Rows, sizes: Rows, out: Rows) -> None:
         out[i] = crc_of(base + ats[i], sizes[i])
 
 
+_SALT = 0x7A315EA1  # so that zeros are no entry
+
+
+@inlined
+def _seal_check(at: Int, crc: Int) -> Int:
+    mixed = (at * 0x9E3779B1 ^ crc) & 0xFFFFFFFF
+    return (mixed * 0x5EBCA77 ^ _SALT) & 0xFFFFFFFF
+
+
+@compiled
+def seal_check(ats: Rows, crcs: Rows, out: npt.NDArray[np.uint32]) -> None:
+    """What makes an entry of `seals` one: nothing else has it by chance."""
+    for i in range(len(ats)):
+        out[i] = _seal_check(ats[i], crcs[i])
+
+
+@compiled
+def make_seals(
+    base: Address, edges: Rows, begin: Int, file_start: Int, out: npt.NDArray[np.uint32]
+) -> None:
+    """Entries for the records that lie from one edge to the next, `begin` being at `base`."""
+    for i in range(len(out)):
+        at = edges[i] - file_start
+        crc = crc_of(base + edges[i] - begin, edges[i + 1] - edges[i])
+        out[i, 0], out[i, 1], out[i, 2] = at, crc, _seal_check(at, crc)
+
+
 @compiled
 def find_record(base: Address, at: Int, stop: Int, file_start: Int) -> Int:
     """The first place from `at` on where a sound record lies; -1 if there is none."""

@@ -25,7 +25,8 @@ __all__ = ["Appended", "Chunk", "CommitLog", "IllegalMessage", "Queue"]
 Queue = tuple[str, int]  # topic and queue id
 
 _CHUNK = 8192  # records looked at together
-_HALF_WAY, _COMMITTED = int(SysFlag.ROLLBACK), int(SysFlag.COMMIT)
+_HALF_WAY = int(SysFlag.ROLLBACK)
+_COUNTED = (0, int(SysFlag.COMMIT))
 
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
@@ -78,7 +79,8 @@ class CommitLog:
     ) -> None:
         self._sequence = FileSequence(directory, file_size, files, writable)
         self._seals = seals
-        self._host = store_host
+        self._host = record.pack_host(store_host)
+        self._topics: set[str] = set()  # that were found to be storable
         self._max_body = max_body
 
     @property
@@ -101,8 +103,14 @@ class CommitLog:
         All are checked first: one that can't be stored refuses all of them. If the disk fills up,
         `end` stays where it was and nothing of this call counts.
         """
+        topics, most = self._topics, self._max_body
         for draft in drafts:
-            self._check(draft)
+            if (
+                draft.topic not in topics
+                or len(draft.body) > most
+                or len(draft.properties) > record.MAX_PROPERTIES
+            ):
+                self._check(draft)
         try:
             return self._append(drafts, next_offsets, now)
         except StoreError:
@@ -114,17 +122,18 @@ class CommitLog:
     ) -> list[Appended]:
         sequence, host = self._sequence, self._host
         at, room, file_size = sequence.end, sequence.room(), sequence.file_size
-        begin, parts, sealed = at, list[bytes](), list[int]()
+        begin, parts, places = at, list[bytes](), list[int]()
         placed = list[Appended]()
         taken: dict[Queue, int] = {}
+        queue, next_offset = ("", -1), 0  # of the last message: the next is often of the same
         for draft in drafts:
-            queue = (draft.topic, draft.queue_id)
+            if draft.queue_id != queue[1] or draft.topic != queue[0]:
+                taken[queue] = next_offset
+                queue = (draft.topic, draft.queue_id)
+                next_offset = taken.get(queue) or next_offsets.get(queue, 0)
             # half-way messages of transactions have no place in a queue
-            counts = not draft.sys_flag & _HALF_WAY or draft.sys_flag & _HALF_WAY == _COMMITTED
-            offset = 0
-            if counts:
-                offset = taken.get(queue) or next_offsets.get(queue, 0)
-                taken[queue] = offset + 1
+            counts = draft.sys_flag & _HALF_WAY in _COUNTED
+            offset = next_offset if counts else 0
             data = draft.encode(offset, at, now, host)
             size = len(data)
             if size + BLANK_SIZE > room:
@@ -132,31 +141,34 @@ class CommitLog:
                     raise IllegalMessage(f"a record of {size} bytes for files of {file_size}")
                 if room:
                     blank = room.to_bytes(4) + record.BLANK_MAGIC.to_bytes(4)
-                    self._write(begin, sealed, parts, blank)
+                    self._write(begin, places, parts, blank)
                     at += room
-                begin, parts, sealed, room = at, [], [], file_size
+                begin, parts, places, room = at, [], [], file_size
                 data = draft.encode(offset, at, now, host)
             parts.append(data)
-            sealed.append(at % file_size)
+            places.append(at)
             placed.append(Appended(at, size, offset))  # type: ignore[arg-type]  # plain: it is hot
             at += size
             room -= size
-        self._write(begin, sealed, parts, b"")
+            next_offset += counts
+        self._write(begin, places, parts, b"")
         sequence.end = at
+        taken[queue] = next_offset
+        del taken["", -1]
         next_offsets.update(taken)
         return placed
 
-    def _write(self, begin: int, ats: list[int], records: list[bytes], after: bytes) -> None:
+    def _write(self, begin: int, places: list[int], records: list[bytes], after: bytes) -> None:
+        data = b"".join(records)
         if self._seals is not None and records:
-            self._seals.add(begin - begin % self._sequence.file_size, ats, records)
-        self._sequence.write(begin, b"".join((*records, after)))
+            self._seals.add(begin - begin % self._sequence.file_size, places, data, begin)
+        self._sequence.write(begin, data + after if after else data)
 
     def _check(self, draft: Draft) -> None:
-        topic = draft.topic
-        if not topic or len(topic) > record.MAX_TOPIC or not topic.isascii():
-            length = len(topic.encode())
-            if not 0 < length <= record.MAX_TOPIC:
-                raise IllegalMessage(f"a topic of {length} bytes: it takes 1 to {record.MAX_TOPIC}")
+        length = len(draft.topic.encode())
+        if not 0 < length <= record.MAX_TOPIC:
+            raise IllegalMessage(f"a topic of {length} bytes: it takes 1 to {record.MAX_TOPIC}")
+        self._topics.add(draft.topic)
         if len(draft.properties) > record.MAX_PROPERTIES:
             raise IllegalMessage(
                 f"properties of {len(draft.properties)} bytes: at most {record.MAX_PROPERTIES}"

@@ -44,6 +44,11 @@ class FileSequence:
                     found.append((start, path))
         for start, path in sorted(found):
             size = path.stat().st_size
+            if size == 0 and start == max(found)[0]:
+                # made, and not given its size before the process was killed: nothing is in it
+                if self._writable:
+                    self._files.remove(path)
+                continue
             if size != self.file_size:
                 raise StoreError(
                     f"{path}: {size} bytes, where files of {self.file_size} are configured"

@@ -7,22 +7,18 @@ is none, and a record without one is judged by its body alone.
 """
 
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from ._walk import crcs_of
+from ._walk import crcs_of, make_seals, seal_check
 from .files import Bytes, file_name, file_start
 
 __all__ = ["Seals"]
 
 ENTRY = np.dtype([("at", "<u4"), ("crc", "<u4"), ("check", "<u4")])
-_ENTRY = struct.Struct("<III")
-_SALT = 0x7A315EA1  # so that zeros are no entry
 
 Entries = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int64]
@@ -38,18 +34,22 @@ class Seals:
         # since is still as it wrote it.
         self._known: dict[int, tuple[Ints, Ints]] = {}
 
-    def add(self, file: int, ats: Sequence[int], records: Sequence[bytes]) -> None:
-        """Before the records themselves are written: a record never lacks its seal for long."""
-        entries = b"".join(
-            [_ENTRY.pack(at, crc, _check(at, crc)) for at, crc in zip(ats, map(crc32, records), strict=True)]
-        )
+    def add(self, file: int, places: Sequence[int], data: bytes, begin: int) -> None:
+        """For records of a log file, about to be written at `begin`, each at one of `places`.
+
+        Before the records themselves: a record never lacks its seal for long.
+        """
+        edges = np.array([*places, begin + len(data)], dtype=np.int64)
+        entries = np.empty((len(places), 3), dtype=np.uint32)
+        buffer = np.frombuffer(data, dtype=np.uint8)
+        make_seals(buffer.ctypes.data, edges, begin, file, entries)
         if file not in self._descriptors:
             for old in list(self._descriptors):
                 os.close(self._descriptors.pop(old))
             self._directory.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             self._descriptors[file] = os.open(self._directory / file_name(file), flags, 0o644)
-        os.write(self._descriptors[file], entries)
+        os.write(self._descriptors[file], entries.tobytes())
 
     def broken(self, file: int, data: Bytes, ats: Ints, sizes: Ints) -> npt.NDArray[np.bool_]:
         """Which of the records at `ats` of a log file are not as they were written."""
@@ -111,10 +111,7 @@ class Seals:
         self._descriptors = {}
 
 
-def _check(at: int, crc: int) -> int:
-    return (at * 0x9E3779B1 ^ crc) * 0x85EBCA77 & 0xFFFFFFFF ^ _SALT
-
-
 def _checks(entries: Entries) -> npt.NDArray[np.uint32]:
-    mixed = entries["at"].astype(np.uint64) * 0x9E3779B1 ^ entries["crc"].astype(np.uint64)
-    return ((mixed * 0x85EBCA77 & 0xFFFFFFFF) ^ _SALT).astype(np.uint32)
+    checks = np.empty(len(entries), dtype=np.uint32)
+    seal_check(entries["at"].astype(np.int64), entries["crc"].astype(np.int64), checks)
+    return checks

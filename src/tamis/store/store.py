@@ -164,7 +164,7 @@ class Store:
         a power cut. Everything that waits shares one flush. Flush `async`: they are with the
         operating system, survive a kill, and a power cut only after the next `flush`.
         """
-        drafts = [self._delayed(draft) for draft in drafts]
+        drafts = [d if _DELAY not in d.properties else self._delayed(d) for d in drafts]
         with self._appending:
             placed = self._log.append(drafts, self._next_offsets, int(self._now() * 1000))  # 1
             end = self._log.end
@@ -193,7 +193,7 @@ class Store:
 
     def _delayed(self, draft: Draft) -> Draft:
         """A message with a delay level waits in the delay topic (`CommitLog.putMessage`)."""
-        if _DELAY not in draft.properties or draft.topic == DELAY_TOPIC:
+        if draft.topic == DELAY_TOPIC:
             return draft
         if draft.sys_flag & SysFlag.ROLLBACK not in (0, SysFlag.COMMIT):
             return draft

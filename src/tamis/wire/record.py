@@ -19,7 +19,7 @@ from ..java import decode_utf8
 from ..message import LOOPBACK, Host, LogOffset, QueueOffset, StoredMessage, SysFlag
 from . import properties
 
-__all__ = ["BLANK_MAGIC", "MAGIC", "Draft", "body_crc", "decode", "record_size"]
+__all__ = ["BLANK_MAGIC", "MAGIC", "Draft", "body_crc", "decode", "pack_host", "record_size"]
 
 MAGIC: Final = 0xDAA320A7
 BLANK_MAGIC: Final = 0xCBD43194  # fills what is left of a file
@@ -27,15 +27,24 @@ FIXED_SIZE: Final = 91  # with both hosts v4; 12 more for each v6
 MAX_TOPIC: Final = 127  # a signed byte holds its length
 MAX_PROPERTIES: Final = 32767
 
-# One struct for each combination of host sizes: (born is v6, store is v6).
-_HEADS: Final = {
+# One struct for each combination of host sizes, born and store; 8 bytes are v4, 20 are v6.
+_STRUCTS: Final = {
     (born, store): struct.Struct(
-        f">IIIiiqqiq{20 if born else 8}sq{20 if store else 8}siqi"
+        f">IIIiiqqiq{born}sq{store}siqi"
         # total, magic, crc, queue, flag, queue offset, log offset, sysflag, born, born host,
         # stored, store host, reconsumes, prepared offset, body length
     )
-    for born in (False, True)
-    for store in (False, True)
+    for born in (8, 20)
+    for store in (8, 20)
+}
+# What encoding needs of it: how to pack, its size with the length of the properties, the two flags.
+_HEADS: Final = {
+    (born, store): (
+        head.pack,
+        head.size + 2,
+        (0x10 if born == 20 else 0) | (0x20 if store == 20 else 0),
+    )
+    for (born, store), head in _STRUCTS.items()
 }
 _HOST_V4 = struct.Struct(">4si")
 _HOST_V6 = struct.Struct(">16si")
@@ -65,34 +74,31 @@ class Draft:
     prepared_transaction_offset: int = 0
 
     def encode(
-        self, queue_offset: int, log_offset: int, store_timestamp: int, store_host: Host
+        self, queue_offset: int, log_offset: int, store_timestamp: int, store_host: bytes
     ) -> bytes:
-        born_host, body, block = self.born_host, self.body, self.properties
-        born_v6, store_v6 = len(born_host.address) == 16, len(store_host.address) == 16
-        head = _HEADS[born_v6, store_v6]
-        topic = _prefixed(self.topic)
-        sys_flag = self.sys_flag
-        if born_v6 or store_v6 or sys_flag & 0x30:
-            sys_flag = sys_flag & ~0x30 | (0x10 if born_v6 else 0) | (0x20 if store_v6 else 0)
+        """The record at its place. `store_host` is packed already: see `pack_host`."""
+        body, block = self.body, self.properties
+        topic, born_host = _prefixed(self.topic), pack_host(self.born_host)
+        head, size, v6_flags = _HEADS[len(born_host), len(store_host)]
         length = len(body)
-        packed = head.pack(
-            head.size + length + len(topic) + 2 + len(block),
+        packed = head(
+            size + length + len(topic) + len(block),
             MAGIC,
             crc32(body) & 0x7FFFFFFF if length else 0,
             self.queue_id,
             self.flag,
             queue_offset,
             log_offset,
-            sys_flag,
+            self.sys_flag & ~0x30 | v6_flags,
             self.born_timestamp,
-            _pack_host(born_host),
+            born_host,
             store_timestamp,
-            _pack_host(store_host),
+            store_host,
             self.reconsume_times,
             self.prepared_transaction_offset,
             length,
         )
-        return b"".join((packed, body, topic, _PROPERTIES_LENGTH.pack(len(block)), block))
+        return b"".join((packed, body, topic, len(block).to_bytes(2), block))
 
 
 @lru_cache(1024)
@@ -122,7 +128,7 @@ def _decode(data: bytes | memoryview, at: int, check_crc: bool, file: str) -> St
     if magic != MAGIC:
         raise CorruptRecord(file, at, f"magic number {magic:#010x}, not {MAGIC:#010x}")
     sys_flag = SysFlag(_SYS_FLAG.unpack_from(data, at + _SYS_FLAG_AT)[0])
-    head = _HEADS[bool(sys_flag & 0x10), bool(sys_flag & 0x20)]
+    head = _STRUCTS[20 if sys_flag & 0x10 else 8, 20 if sys_flag & 0x20 else 8]
     (
         _,
         _,
@@ -175,7 +181,7 @@ def _decode(data: bytes | memoryview, at: int, check_crc: bool, file: str) -> St
 
 
 @lru_cache(1024)
-def _pack_host(host: Host) -> bytes:
+def pack_host(host: Host) -> bytes:
     return (_HOST_V6 if host.is_v6 else _HOST_V4).pack(*host)
 
 

@@ -1,0 +1,256 @@
+"""The store as a whole: appends, flushes, delays, keeping and removing, and wrong directories."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tamis.errors import ConfigError, StoreError
+from tamis.filter.tags import parse_tags
+from tamis.message import DELAY_TOPIC
+from tamis.store.commitlog import IllegalMessage
+from tamis.store.config import StoreConfig
+from tamis.store.files import DiskFull, Files
+from tamis.store.inspect import Directory
+from tamis.store.select import Limits, Status
+from tamis.store.store import Store
+from tamis.wire import record
+from tamis.wire.record import Draft
+
+SMALL = {
+    "log_file_size": 4096,
+    "queue_file_size": 2000,
+    "index_slots": 64,
+    "index_entries": 256,
+}
+
+
+def small(**changes: object) -> StoreConfig:
+    return StoreConfig(**{**SMALL, **changes})
+
+
+def test_what_is_appended_is_there_after_a_restart(tmp_path: Path) -> None:
+    with Store(tmp_path, small()) as store:
+        for i in range(100):
+            store.append([Draft(topic="T", queue_id=i % 2, body=b"%d" % i)])
+    with Store(tmp_path, small()) as store:
+        selection = store.select("T", 1, 0, Limits(messages=100, count=100))
+        bodies = [record.decode(memoryview(r.tobytes())).body for r in selection.records]
+        assert bodies == [b"%d" % i for i in range(1, 100, 2)]
+        [place] = store.append([Draft(topic="T", queue_id=0, body=b"next")])
+        assert place.queue_offset == 50
+
+
+def test_a_batch_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
+    with Store(tmp_path, small()) as store:
+        good = Draft(topic="T", body=b"x")
+        for bad, what in (
+            (Draft(topic="t" * 128), "a topic of 128 bytes"),
+            (Draft(topic=""), "a topic of 0 bytes"),
+            (Draft(topic="T", properties=bytes(40_000)), "properties of 40000 bytes"),
+            (Draft(topic="T", body=bytes(5 * 2**20)), "a body of 5242880 bytes"),
+            (Draft(topic="T", body=bytes(5000)), "for files of 4096"),
+        ):
+            with pytest.raises(IllegalMessage, match=what):
+                store.append([good, bad])
+        store.dispatch()
+        assert store.count("T", 0, 0) == 0
+
+
+def test_threads_share_flushes(tmp_path: Path) -> None:
+    class CountingFiles(Files):
+        syncs = 0
+
+        def open(self, path, size, writable=True):
+            file = super().open(path, size, writable)
+            real = file.sync
+
+            def sync() -> None:
+                CountingFiles.syncs += 1
+                real()
+
+            file.sync = sync
+            return file
+
+    store = Store(tmp_path, small(log_file_size=2**20), files=CountingFiles())
+    before = CountingFiles.syncs
+
+    def produce() -> None:
+        for _ in range(50):
+            store.append([Draft(topic="T", body=b"x")])
+
+    threads = [threading.Thread(target=produce) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert CountingFiles.syncs - before < 400
+    store.close()
+    with Store(tmp_path, small(log_file_size=2**20)) as store:
+        assert store.count("T", 0, 0) == 400
+
+
+def test_a_delayed_message_waits_in_the_delay_topic(tmp_path: Path) -> None:
+    now = 1_700_000_000.0
+    with Store(tmp_path, small(), now=lambda: now) as store:
+        store.append([Draft(topic="T", queue_id=3, body=b"later", properties=b"DELAY\x0199")])
+        store.dispatch()
+        assert store.count("T", 3, 0) == 0
+        [unit] = store.queues[DELAY_TOPIC, 17].units(0, 1).tolist()  # level 18 is the last
+        assert unit[2] == int(now * 1000) + 2 * 3_600_000
+        message = store.message(unit[0])
+        assert message.properties["REAL_TOPIC"] == "T"
+        assert message.properties["REAL_QID"] == "3"
+
+
+def test_old_files_are_removed_and_reading_there_says_so(tmp_path: Path) -> None:
+    with Store(tmp_path, small(keep_hours=1.0)) as store:
+        for _ in range(100):
+            store.append([Draft(topic="T", body=bytes(200), properties=b"KEYS\x01k")])
+        store.dispatch()
+        assert store.clean() == []
+        for path in sorted((tmp_path / "commitlog").iterdir())[:3]:
+            os.utime(path, (0, 0))
+        removed = store.clean()
+        assert [path.name for path in removed] == [f"{i * 4096:020}" for i in range(3)]
+        first = store.queues["T", 0].min_offset
+        assert first > 0
+        assert store.select("T", 0, 0).status is Status.OFFSET_TOO_SMALL
+        assert store.select("T", 0, 0).next_offset == first
+        assert store.select("T", 0, first).status is Status.FOUND
+        assert store.count("T", 0, 0) == 100 - first
+        # units of messages that are gone, as before the first offset was corrected
+        store.queues["T", 0].min_offset = type(first)(0)
+        gone = store.select("T", 0, 0, Limits(units=5))
+        assert (gone.status, gone.next_offset) == (Status.MESSAGE_WAS_REMOVING, 5)
+    with Store(tmp_path, small()) as store:
+        assert store.queues["T", 0].min_offset == first
+        assert store.log.start == 3 * 4096
+    assert list(Directory(tmp_path).verify()) == []
+
+
+def test_a_crowded_disk_costs_the_oldest_files_and_a_full_one_refuses(tmp_path: Path) -> None:
+    with Store(tmp_path, small(disk_ratio=0.1, full_ratio=0.1)) as store:
+        for _ in range(60):
+            store.append([Draft(topic="T", body=bytes(200))])
+        import shutil
+
+        usage = shutil.disk_usage(tmp_path)
+        if usage.used / usage.total > 0.1:
+            assert len(store.clean()) > 0
+            assert len(store.log.files.starts) == 1
+            with pytest.raises(DiskFull, match="free some room"):
+                store.check_room()
+
+
+def test_keys_are_found_exactly(tmp_path: Path) -> None:
+    with Store(tmp_path, small()) as store:
+        for i in range(50):
+            block = f"KEYS\x01k{i} even{i % 2}\x02UNIQ_KEY\x01U{i}".encode()
+            store.append([Draft(topic="T", body=b"%d" % i, properties=block)])
+        store.dispatch()
+        assert [m.body for m in store.query("T", "k7")] == [b"7"]
+        assert [m.body for m in store.query("T", "U9")] == [b"9"]
+        assert len(store.query("T", "even1", limit=64)) == 25
+        assert store.query("Other", "k7") == []
+
+
+def test_a_tag_filter_sees_hashes_through_extensions(tmp_path: Path) -> None:
+    with Store(tmp_path, small(extensions=True, extension_file_size=1024)) as store:
+        for i in range(60):
+            store.append(
+                [Draft(topic="T", properties=b"TAGS\x01" + (b"Aa", b"BB", b"C")[i % 3 :][0])]
+            )
+        store.dispatch()
+        assert store.count("T", 0, 0, parse_tags("Aa")) == 40  # the two collide
+        assert store.count("T", 0, 0, parse_tags("C")) == 20
+
+
+def test_only_one_process_may_open_a_store(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    program = "import sys; from tamis.store.store import Store; Store(sys.argv[1])"
+    with Store(tmp_path, small()):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
+        )
+    assert "another process uses this store" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda root: (root / "commitlog" / f"{0:020}").write_bytes(b"x" * 100),
+            "100 bytes, where",
+        ),
+        (lambda root: (root / "commitlog" / f"{4096:020}").unlink(), "is missing"),
+        (lambda root: (root / "consumequeue/T/0" / f"{0:020}").write_bytes(b"x"), "1 bytes, where"),
+        (lambda root: (root / "config").mkdir() or _spoil_tables(root), "topics.json|Filter.json"),
+    ],
+)
+def test_files_that_are_not_ours_are_named_and_left_alone(
+    tmp_path: Path, spoil, message: str
+) -> None:
+    with Store(tmp_path, small()) as store:
+        for _ in range(60):
+            store.append([Draft(topic="T", body=bytes(200))])
+    spoil(tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
+    with pytest.raises(StoreError, match=message):
+        Store(tmp_path, small())
+    assert before == {p: p.read_bytes() for p in before}
+
+
+def _spoil_tables(root: Path) -> None:
+    (root / "config" / "consumerFilter.json").write_text("{ not json")
+
+
+def test_what_is_no_store_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for path, message in (
+        (tmp_path, "not a store"),
+        (tmp_path / "nowhere", "no such directory"),
+    ):
+        with pytest.raises(StoreError, match=message):
+            Directory(path)
+    with pytest.raises(StoreError):
+        Store(file, small())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("flush", "never"), ("queue_file_size", 30), ("log_file_size", 1), ("disk_ratio", 2.0)],
+)
+def test_a_wrong_setting_is_refused(setting: str, value: object) -> None:
+    with pytest.raises(ConfigError):
+        StoreConfig(**{setting: value})
+
+
+def test_a_full_disk_loses_nothing_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    import random
+
+    from tamis.testing import LossyFiles
+
+    files = LossyFiles(random.Random(1), full_at=20)
+    store = Store(tmp_path, small(), files=files)
+    stored = 0
+
+    def fill() -> None:
+        nonlocal stored
+        while True:
+            store.append([Draft(topic="T", body=b"%d" % stored)])
+            stored += 1
+
+    with pytest.raises(DiskFull, match="no space left"):
+        fill()
+    files.make_room()
+    store.append([Draft(topic="T", body=b"%d" % stored)])
+    store.close()
+    with Store(tmp_path, small()) as store:
+        selection = store.select("T", 0, 0, Limits(messages=2000, count=2000))
+        bodies = [record.decode(memoryview(r.tobytes())).body for r in selection.records]
+        assert bodies == [b"%d" % i for i in range(stored + 1)]
