@@ -141,7 +141,7 @@ def test_a_crowded_disk_costs_the_oldest_files_and_a_full_one_refuses(tmp_path: 
             assert len(store.clean()) > 0
             assert len(store.log.files.starts) == 1
             with pytest.raises(DiskFull, match="free some room"):
-                store.check_room()
+                store.append([Draft(topic="T")])
 
 
 def test_keys_are_found_exactly(tmp_path: Path) -> None:
@@ -165,6 +165,40 @@ def test_a_tag_filter_sees_hashes_through_extensions(tmp_path: Path) -> None:
         store.dispatch()
         assert store.count("T", 0, 0, parse_tags("Aa")) == 40  # the two collide
         assert store.count("T", 0, 0, parse_tags("C")) == 20
+
+
+def test_readers_are_not_disturbed_by_writing_dispatch_and_removal(tmp_path: Path) -> None:
+    store = Store(tmp_path, small(keep_hours=-1.0, queue_file_size=200, flush="async"))
+    problems: list[BaseException] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        offset = 0
+        while not stop.is_set():
+            try:
+                selection = store.select("T", 0, offset)
+                for raw in selection.records:
+                    message = record.decode(bytes(raw), check_crc=True)
+                    assert message.queue_offset >= offset
+                offset = selection.next_offset if selection.records else 0
+                store.count("T", 0, 0, parse_tags("a"))
+            except BaseException as error:
+                problems.append(error)
+                return
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for i in range(600):
+        store.append([Draft(topic="T", body=bytes(i % 300), properties=b"TAGS\x01a")])
+        store.dispatch()
+        if i % 20 == 0:
+            store.clean()
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert problems == []
+    store.close()
 
 
 def test_only_one_process_may_open_a_store(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 RocketMQ's `MappedFileQueue`. The commit log, each consume queue and each extension is one.
 """
 
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,16 @@ from .files import Bytes, File, Files, file_name, file_start
 __all__ = ["FileSequence"]
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
+
+
+class _Table(NamedTuple):
+    """The files there are, in order. Never changed, only replaced: a reader keeps what it has."""
+
+    starts: tuple[int, ...] = ()
+    files: tuple[File, ...] = ()
+
+    def find(self, offset: int) -> int:
+        return bisect_right(self.starts, offset) - 1
 
 
 class FileSequence:
@@ -27,12 +39,12 @@ class FileSequence:
     ) -> None:
         self.directory = directory
         self.file_size = file_size
+        self.end = 0
         self._files = files
         self._writable = writable
-        self._starts: list[int] = []
-        self._open: list[File] = []
+        self._table = _Table()
         self._unsynced: dict[int, File] = {}
-        self.end = 0
+        self._marking = threading.Lock()  # of `_unsynced`: who writes and who flushes may differ
         self._load()
 
     def _load(self) -> None:
@@ -44,6 +56,7 @@ class FileSequence:
                     found.append((start, path))
         for start, path in sorted(found):
             size = path.stat().st_size
+            starts = self._table.starts
             if size == 0 and start == max(found)[0]:
                 # made, and not given its size before the process was killed: nothing is in it
                 if self._writable:
@@ -53,30 +66,30 @@ class FileSequence:
                 raise StoreError(
                     f"{path}: {size} bytes, where files of {self.file_size} are configured"
                 )
-            if self._starts and start != self._starts[-1] + self.file_size:
-                missing = file_name(self._starts[-1] + self.file_size)
+            if starts and start != starts[-1] + self.file_size:
+                missing = file_name(starts[-1] + self.file_size)
                 raise StoreError(f"{self.directory}: the file {missing} is missing")
-            self._starts.append(start)
-            self._open.append(self._files.open(path, self.file_size, self._writable))
-        if self._starts:
-            self.end = self._starts[-1] + self.file_size
+            self._add(start, self._files.open(path, self.file_size, self._writable))
+            self.end = start + self.file_size
+
+    def _add(self, start: int, file: File) -> None:
+        self._table = _Table((*self._table.starts, start), (*self._table.files, file))
 
     @property
     def start(self) -> int:
-        return self._starts[0] if self._starts else 0
+        return self._table.starts[0] if self._table.starts else 0
 
     @property
-    def starts(self) -> list[int]:
-        return list(self._starts)
+    def starts(self) -> tuple[int, ...]:
+        return self._table.starts
 
     def __bool__(self) -> bool:
-        return bool(self._starts)
+        return bool(self._table.starts)
 
     def room(self) -> int:
         """Bytes left in the file that `end` lies in; 0 if that file does not exist yet."""
-        if not self._starts or self.end == self._starts[-1] + self.file_size:
-            return 0
-        return self._starts[-1] + self.file_size - self.end
+        starts = self._table.starts
+        return max(starts[-1] + self.file_size - self.end, 0) if starts else 0
 
     def append(self, data: bytes | bytearray | memoryview) -> int:
         """At `end`, over as many files as it takes; gives where it begins."""
@@ -92,76 +105,84 @@ class FileSequence:
             file, start = self._file_for(offset)
             part = view[: start + self.file_size - offset]
             file.write(offset - start, part)
-            self._unsynced[start] = file
+            with self._marking:
+                self._unsynced[start] = file
             offset += len(part)
             view = view[len(part) :]
 
     def _file_for(self, offset: int) -> tuple[File, int]:
         start = offset - offset % self.file_size
-        if not self._starts:
-            self.end = max(self.end, start)
-        while not self._starts or self._starts[-1] < start:
-            new = self._starts[-1] + self.file_size if self._starts else start
-            path = self.directory / file_name(new)
-            self._open.append(self._files.open(path, self.file_size))
-            self._starts.append(new)
-        return self._open[self._index(offset)], start
-
-    def _index(self, offset: int) -> int:
-        return bisect_right(self._starts, offset) - 1
+        while not self._table.starts or self._table.starts[-1] < start:
+            starts = self._table.starts
+            new = starts[-1] + self.file_size if starts else start
+            self._add(new, self._files.open(self.directory / file_name(new), self.file_size))
+        return self._table.files[self._table.find(offset)], start
 
     def view(self, offset: int, end: int | None = None) -> Bytes:
         """From `offset` to the end of its file, or of what there is; empty if it is not there."""
         end = self.end if end is None else min(end, self.end)
-        index = self._index(offset)
-        if index < 0 or offset >= end or index >= len(self._open):
+        table = self._table
+        index = table.find(offset)
+        if index < 0 or offset >= end:
             return _NOTHING
-        start = self._starts[index]
-        return self._open[index].data[offset - start : min(end - start, self.file_size)]
+        start = table.starts[index]
+        return table.files[index].data[offset - start : min(end - start, self.file_size)]
 
     def file_data(self, offset: int) -> tuple[Bytes, int] | None:
         """The whole mapping of the file that `offset` lies in, and where it begins."""
-        index = self._index(offset)
-        if index < 0 or offset >= self._starts[index] + self.file_size:
+        table = self._table
+        index = table.find(offset)
+        if index < 0 or offset >= table.starts[index] + self.file_size:
             return None
-        return self._open[index].data, self._starts[index]
+        return table.files[index].data, table.starts[index]
 
     def file_path(self, offset: int) -> Path:
         return self.directory / file_name(offset - offset % self.file_size)
 
     def flush(self) -> None:
         """Makes what was written durable. What a writer adds meanwhile comes with the next."""
-        unsynced, self._unsynced = self._unsynced, {}
-        for file in unsynced.values():
-            file.sync()
+        with self._marking:
+            unsynced, self._unsynced = self._unsynced, {}
+        try:
+            for start in list(unsynced):
+                unsynced[start].sync()
+                del unsynced[start]
+        finally:
+            with self._marking:  # after a failure the rest is still to be done
+                self._unsynced = {**unsynced, **self._unsynced}
 
     def truncate(self, end: int) -> None:
         """Nothing is left from `end` on: files beyond go, the rest of its own is zeros."""
-        while self._starts and self._starts[-1] > end:
-            self._drop(len(self._starts) - 1)
-        if self._starts and end < self._starts[-1] + self.file_size:
-            self._open[-1].clear_from(end - self._starts[-1])
+        while self._table.starts and self._table.starts[-1] > end:
+            self._drop(len(self._table.starts) - 1)
+        if self._table.starts and end < self._table.starts[-1] + self.file_size:
+            self._table.files[-1].clear_from(end - self._table.starts[-1])
         self.end = end
 
     def drop_first(self) -> None:
+        """The oldest file goes. Who is reading it goes on reading what it was."""
         self._drop(0)
 
     def _drop(self, index: int) -> None:
-        start = self._starts.pop(index)
-        file = self._open.pop(index)
-        self._unsynced.pop(start, None)
+        starts, files = self._table
+        start, file = starts[index], files[index]
+        self._table = _Table(
+            starts[:index] + starts[index + 1 :], files[:index] + files[index + 1 :]
+        )
+        with self._marking:
+            self._unsynced.pop(start, None)
         file.close()
         self._files.remove(file.path)
 
     def files(self) -> Iterator[tuple[int, File]]:
-        yield from zip(list(self._starts), list(self._open), strict=True)
+        yield from zip(*self._table, strict=True)
 
     def destroy(self) -> None:
-        while self._starts:
-            self._drop(len(self._starts) - 1)
+        while self._table.starts:
+            self._drop(len(self._table.starts) - 1)
         self.end = 0
 
     def close(self) -> None:
-        for file in self._open:
+        for file in self._table.files:
             file.close()
-        self._open, self._starts = [], []
+        self._table = _Table()

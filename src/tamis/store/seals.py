@@ -8,6 +8,7 @@ is none, and a record without one is judged by its body alone.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,11 @@ class Seals:
             self._directory.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             self._descriptors[file] = os.open(self._directory / file_name(file), flags, 0o644)
-        os.write(self._descriptors[file], entries.tobytes())
+        descriptor, made = self._descriptors[file], entries.tobytes()
+        with suppress(OSError):  # a full disk: the log will say so, and these can be done without
+            if os.write(descriptor, made) != len(made):
+                size = os.fstat(descriptor).st_size
+                os.ftruncate(descriptor, size - size % ENTRY.itemsize)
 
     def broken(self, file: int, data: Bytes, ats: Ints, sizes: Ints) -> npt.NDArray[np.bool_]:
         """Which of the records at `ats` of a log file are not as they were written."""

@@ -100,6 +100,7 @@ class Store:
         self._flushing = threading.Condition()
         self._flush_running = False
         self._durable = 0
+        self._is_full = False  # told by `clean`
         self._next_offsets: dict[Queue, int] = {}
         self._unnoted = False  # whether there are queues that `tamis.json` does not know
         self.damages: tuple[recovery.Damage, ...] = ()
@@ -164,6 +165,9 @@ class Store:
         a power cut. Everything that waits shares one flush. Flush `async`: they are with the
         operating system, survive a kill, and a power cut only after the next `flush`.
         """
+        if self._is_full:
+            used = f"{self._disk_used():.0%}"
+            raise DiskFull(f"{self.paths.root}: {used} of the disk is in use; free some room")
         drafts = [d if _DELAY not in d.properties else self._delayed(d) for d in drafts]
         with self._appending:
             placed = self._log.append(drafts, self._next_offsets, int(self._now() * 1000))  # 1
@@ -363,9 +367,9 @@ class Store:
 
     def clean(self) -> list[Path]:
         """Removes what is older than `keep_hours`, or the oldest if the disk is too full; never the
-        last file. Gives the log files removed."""
-        usage = shutil.disk_usage(self.paths.root)
-        crowded = (usage.total - usage.free) / usage.total > self.config.disk_ratio
+        last file. Gives the log files removed. To be called every few seconds: while more of the
+        disk is in use than `full_ratio`, appends are refused."""
+        crowded = self._disk_used() > self.config.disk_ratio
         oldest = self._now() - self.config.keep_hours * 3600
         removed = []
         for _, file in list(self._log.files.files())[:-1]:
@@ -373,21 +377,18 @@ class Store:
                 break
             removed.append(file.path)
             self._log.drop_first()
-            usage = shutil.disk_usage(self.paths.root)
-            crowded = (usage.total - usage.free) / usage.total > self.config.disk_ratio
+            crowded = self._disk_used() > self.config.disk_ratio
         if removed:
             for queue in self._queues.values():
                 queue.drop_before(self._log.start)
                 queue.correct_min_offset(self._log.start)
             self._index.drop_before(self._log.start)
+        self._is_full = self._disk_used() > self.config.full_ratio
         return removed
 
-    def check_room(self) -> None:
-        """Raises DiskFull when more of the disk is in use than `full_ratio`."""
+    def _disk_used(self) -> float:
         usage = shutil.disk_usage(self.paths.root)
-        ratio = (usage.total - usage.free) / usage.total
-        if ratio > self.config.full_ratio:
-            raise DiskFull(f"{self.paths.root}: the disk is {ratio:.0%} full; free some room")
+        return (usage.total - usage.free) / usage.total
 
 
 _OURS = "tamis.json"
