@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from tamis.errors import StoreError
@@ -77,7 +78,13 @@ def _work(
             drafts = [_draft(rng, len(attempted) + i) for i in range(rng.choice((1, 1, 5)))]
             attempted.update(draft.body for draft in drafts)
             try:
-                placed = store.append(drafts)
+                if len(drafts) > 1 and rng.random() < 0.5:
+                    drafts = [replace(d, topic=drafts[0].topic, queue_id=0) for d in drafts]
+                    items = [record.batch_item(d.body, d.properties) for d in drafts]
+                    envelope = Draft(topic=drafts[0].topic, properties=b"batch\x01yes")
+                    placed = store.append_batch(envelope, b"".join(items))
+                else:
+                    placed = store.append(drafts)
             except StoreError:
                 files.make_room()
                 continue

@@ -58,6 +58,32 @@ def test_a_batch_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
         assert store.count("T", 0, 0) == 0
 
 
+def test_a_batch_as_it_travels_is_stored_message_by_message(tmp_path: Path) -> None:
+    sent = [(b"%d" % i * (i % 9), f"n\x01{i}".encode() if i % 3 else b"", i) for i in range(40)]
+    batch = b"".join(record.batch_item(*item) for item in sent)
+    envelope = Draft(topic="T", queue_id=1, properties=b"CLUSTER\x01c", born_timestamp=5)
+    with Store(tmp_path, small(log_file_size=16_384)) as store:
+        store.append([Draft(topic="T", queue_id=1, body=b"first")])
+        for _ in range(5):  # some roll to the next file
+            placed = store.append_batch(envelope, batch)
+        assert [place.queue_offset for place in placed] == list(range(161, 201))
+        for place, (body, block, flag) in zip(placed, sent, strict=True):
+            message = store.message(place.log_offset)
+            assert (message.body, message.flag, message.size) == (body, flag, place.size)
+            expected = {"CLUSTER": "c"} | ({"n": str(flag)} if block else {})
+            assert message.properties == expected
+            assert (message.queue_offset, message.born_timestamp) == (place.queue_offset, 5)
+        store.dispatch()
+        assert store.count("T", 1, 0) == 201
+        for wrong in (batch[:-1], batch + b"x", b"\0" * 30, bytes(3)):
+            with pytest.raises(IllegalMessage, match="cut short or wrong"):
+                store.append_batch(envelope, wrong)
+        with pytest.raises(IllegalMessage, match="delayed"):
+            store.append_batch(Draft(topic="T", properties=b"DELAY\x011"), batch)
+        assert store.append_batch(envelope, b"") == []
+    assert list(Directory(tmp_path).verify()) == []
+
+
 def test_threads_share_flushes(tmp_path: Path) -> None:
     class CountingFiles(Files):
         syncs = 0

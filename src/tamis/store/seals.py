@@ -41,8 +41,11 @@ class Seals:
         Before the records themselves: a record never lacks its seal for long.
         """
         edges = np.array([*places, begin + len(data)], dtype=np.int64)
-        entries = np.empty((len(places), 3), dtype=np.uint32)
-        buffer = np.frombuffer(data, dtype=np.uint8)
+        self.seal(file, edges, np.frombuffer(data, dtype=np.uint8), begin)
+
+    def seal(self, file: int, edges: Ints, buffer: Bytes, begin: int) -> None:
+        """As `add`, of records that lie in `buffer` from one edge to the next."""
+        entries = np.empty((len(edges) - 1, 3), dtype=np.uint32)
         make_seals(buffer.ctypes.data, edges, begin, file, entries)
         if file not in self._descriptors:
             for old in list(self._descriptors):

@@ -27,7 +27,7 @@ from ..wire import record
 from ..wire.record import Draft
 from . import recovery, tables
 from .checkpoint import load_checkpoint, save_checkpoint
-from .commitlog import Appended, Chunk, CommitLog, Queue
+from .commitlog import Appended, Chunk, CommitLog, IllegalMessage, Queue
 from .config import StoreConfig
 from .consumequeue import ConsumeQueue, Extension
 from .dispatch import Dispatcher, GroupFilter, parse_delay_levels
@@ -165,9 +165,7 @@ class Store:
         a power cut. Everything that waits shares one flush. Flush `async`: they are with the
         operating system, survive a kill, and a power cut only after the next `flush`.
         """
-        if self._is_full:
-            used = f"{self._disk_used():.0%}"
-            raise DiskFull(f"{self.paths.root}: {used} of the disk is in use; free some room")
+        self._refuse_if_full()
         drafts = [d if _DELAY not in d.properties else self._delayed(d) for d in drafts]
         with self._appending:
             placed = self._log.append(drafts, self._next_offsets, int(self._now() * 1000))  # 1
@@ -175,6 +173,24 @@ class Store:
         if self.config.flush == "sync":
             self._make_durable(end)  # 2
         return placed  # 3
+
+    def append_batch(self, envelope: Draft, batch: bytes) -> list[Appended]:
+        """As `append`, of a batch as it travels: what many small messages should be sent as."""
+        self._refuse_if_full()
+        if _DELAY in envelope.properties:
+            raise IllegalMessage("a delayed batch")
+        with self._appending:
+            now = int(self._now() * 1000)
+            placed = self._log.append_batch(envelope, batch, self._next_offsets, now)
+            end = self._log.end
+        if self.config.flush == "sync":
+            self._make_durable(end)
+        return placed
+
+    def _refuse_if_full(self) -> None:
+        if self._is_full:
+            used = f"{self._disk_used():.0%}"
+            raise DiskFull(f"{self.paths.root}: {used} of the disk is in use; free some room")
 
     def _make_durable(self, end: int) -> None:
         """Group commit: whoever comes first flushes for all who came before the flush began."""
@@ -217,16 +233,17 @@ class Store:
 
     def dispatch(self) -> None:
         """Brings queues, extensions and index up to the end of the log."""
-        for chunk in self.sound_chunks(self._dispatched):
+        # what a start did not find damaged, or was written since, is taken for sound
+        for chunk in self.sound_chunks(self._dispatched, check_crc=bool(self.damages)):
             self._dispatcher.dispatch(chunk)
             self._dispatched = chunk.end
 
-    def sound_chunks(self, start: int | None = None) -> Iterator[Chunk]:
+    def sound_chunks(self, start: int | None = None, *, check_crc: bool = True) -> Iterator[Chunk]:
         """Every sound record from `start`; damaged places are passed over."""
         at: int | None = self._log.start if start is None else start
         while at is not None and at < self._log.end:
             try:
-                yield from self._log.walk(at, check_crc=bool(self.damages))
+                yield from self._log.walk(at, check_crc=check_crc)
                 return
             except CorruptRecord as bad:
                 at = recovery.next_record(self._log, bad.offset + 1)

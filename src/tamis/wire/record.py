@@ -19,7 +19,17 @@ from ..java import decode_utf8
 from ..message import LOOPBACK, Host, LogOffset, QueueOffset, StoredMessage, SysFlag
 from . import properties
 
-__all__ = ["BLANK_MAGIC", "MAGIC", "Draft", "body_crc", "decode", "pack_host", "record_size"]
+__all__ = [
+    "BLANK_MAGIC",
+    "MAGIC",
+    "Draft",
+    "batch_item",
+    "body_crc",
+    "decode",
+    "pack_host",
+    "prefixed",
+    "record_size",
+]
 
 MAGIC: Final = 0xDAA320A7
 BLANK_MAGIC: Final = 0xCBD43194  # fills what is left of a file
@@ -78,7 +88,7 @@ class Draft:
     ) -> bytes:
         """The record at its place. `store_host` is packed already: see `pack_host`."""
         body, block = self.body, self.properties
-        topic, born_host = _prefixed(self.topic), pack_host(self.born_host)
+        topic, born_host = prefixed(self.topic), pack_host(self.born_host)
         head, size, v6_flags = _HEADS[len(born_host), len(store_host)]
         length = len(body)
         packed = head(
@@ -102,10 +112,20 @@ class Draft:
 
 
 @lru_cache(1024)
-def _prefixed(topic: str) -> bytes:
+def prefixed(topic: str) -> bytes:
     """A topic with its length before it."""
     data = topic.encode()
     return bytes((len(data),)) + data
+
+
+def batch_item(body: bytes, properties: bytes = b"", flag: int = 0) -> bytes:
+    """A message within a batch, as it travels (`MessageDecoder.encodeMessage`)."""
+    head = _ITEM.pack(22 + len(body) + len(properties), 0, 0, flag, len(body))
+    return b"".join((head, body, len(properties).to_bytes(2), properties))
+
+
+# total size, magic and CRC (both 0: the broker makes its own), flag, body length
+_ITEM = struct.Struct(">iiiii")
 
 
 def record_size(data: bytes | memoryview, at: int = 0) -> int:
