@@ -8,7 +8,7 @@ import pytest
 
 from tamis.errors import ConfigError, StoreError
 from tamis.filter.tags import parse_tags
-from tamis.message import DELAY_TOPIC
+from tamis.message import DELAY_TOPIC, Host
 from tamis.store.commitlog import IllegalMessage
 from tamis.store.config import StoreConfig
 from tamis.store.files import DiskFull, Files
@@ -115,6 +115,30 @@ def test_threads_share_flushes(tmp_path: Path) -> None:
     store.close()
     with Store(tmp_path, small(log_file_size=2**20)) as store:
         assert store.count("T", 0, 0) == 400
+
+
+@pytest.mark.parametrize("address", [bytes(15) + b"\1", bytes([10, 0, 0, 7])])
+def test_hosts_of_either_kind_are_stored(tmp_path: Path, address: bytes) -> None:
+    config = small(store_host=Host(address, 10911))
+    born = Host(bytes(12) + b"born", 4000)
+    with Store(tmp_path, config) as store:
+        places = store.append([Draft(topic="T", body=b"x", born_host=born), Draft(topic="T")])
+        places += store.append_batch(Draft(topic="T", born_host=born), record.batch_item(b"y") * 3)
+        store.dispatch()
+        assert store.count("T", 0, 0) == 5
+        for place in places:
+            assert store.message(place.log_offset).store_host == config.store_host
+        assert store.message(places[-1].log_offset).born_host == born
+    assert list(Directory(tmp_path).verify()) == []
+
+
+def test_a_record_of_rocketmq_5_is_named_as_such(tmp_path: Path) -> None:
+    with Store(tmp_path, small()) as store:
+        store.append([Draft(topic="T", body=b"x"), Draft(topic="T", body=b"y")])
+    log = tmp_path / "commitlog" / f"{0:020}"
+    log.write_bytes(log.read_bytes().replace(b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab", 1))
+    [problem, *_] = Directory(tmp_path).verify()
+    assert "RocketMQ 5" in problem.what
 
 
 def test_a_delayed_message_waits_in_the_delay_topic(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ class End(IntEnum):
     SIZE = 5
     OFFSET = 6
     CRC = 7
-    SEAL = 8  # told by `seals`, not here
+    VERSION = 8
+    SEAL = 9  # told by `seals`, not here
 
 
 REASONS: Final = {
@@ -65,16 +66,16 @@ REASONS: Final = {
     End.SIZE: "the record's parts do not add up to its size",
     End.OFFSET: "the record says it lies elsewhere",
     End.CRC: "the body's CRC is not the recorded one",
+    End.VERSION: "a record of RocketMQ 5 with a long topic name: not a format of 4.9",
     End.SEAL: "the record is not as it was written",
 }
 
 _AT, _SIZE, _QUEUE, _QUEUE_OFFSET, _SYS_FLAG, _STORED = range(6)
 _TOPIC_AT, _TOPIC_SIZE, _PROPERTIES_AT, _PROPERTIES_SIZE = range(6, 10)
-_MAGIC, _BLANK_MAGIC = MAGIC, BLANK_MAGIC
+_MAGIC, _BLANK_MAGIC, _MAGIC_OF_5 = MAGIC, BLANK_MAGIC, 0xDAA320AB
 _EXT_BASE, _EXT_ADDRESS_MAX = EXT_BASE, EXT_ADDRESS_MAX
-_STOP, _ROWS, _BLANK, _NOTHING, _BAD_MAGIC, _BAD_SIZE, _BAD_OFFSET, _BAD_CRC = map(
-    int, list(End)[:8]
-)
+_STOP, _ROWS, _BLANK, _NOTHING, _BAD_MAGIC, _BAD_SIZE, _BAD_OFFSET = map(int, list(End)[:7])
+_BAD_CRC, _VERSION = map(int, list(End)[7:9])
 
 
 def _crc_tables() -> npt.NDArray[np.uint32]:
@@ -112,6 +113,8 @@ def walk(
         if magic == _BLANK_MAGIC:
             return count, at, _BLANK
         if magic != _MAGIC:
+            if magic == _MAGIC_OF_5:
+                return count, at, _VERSION
             return count, at, _NOTHING if magic == 0 and size == 0 else _BAD_MAGIC
         if size < 91 or size > left:
             return count, at, _BAD_SIZE
