@@ -55,12 +55,23 @@ def run(seed: int, root: Path) -> str:
         if last and disaster == "power":
             files.power_cut()
         if store is not None:
-            os.close(store._lock_descriptor)
+            store.abandon()
     lost: set[int] = set()
     if disaster == "flip" and acknowledged:
         lost = _flip(root, config, rng, acknowledged)
     if disaster == "derived":
         _remove_derived(root, rng)
+    if rng.random() < 0.5:  # and once more, while it recovers
+        files = LossyFiles(rng, die_at=rng.randrange(1, 30))
+        store = None
+        try:
+            store = Store(root, config, files=files)
+            store.close()
+        except Crash:
+            if store is not None:
+                store.abandon()
+            if disaster == "power":
+                files.power_cut()
     _check(root, config, acknowledged, attempted, lost, disaster)
     return disaster
 
@@ -95,8 +106,15 @@ def _work(
                     acknowledged[place.log_offset] = data.tobytes()
         elif act < 0.9:
             _tolerant(store.dispatch, files)
-        else:
+        elif act < 0.97:
             _tolerant(store.flush, files)
+        elif rng.random() < 0.3:
+            for path in sorted(store.paths.commit_log.glob("*"))[:1]:
+                os.utime(path, (0, 0))
+            start = store.log.start
+            if store.clean():
+                for offset in [o for o in acknowledged if start <= o < store.log.start]:
+                    del acknowledged[offset]
 
 
 def _tolerant(step, files: LossyFiles) -> None:
@@ -197,7 +215,8 @@ def _check_queues(store: Store, root: Path, config: StoreConfig, disaster: str) 
         dispatcher.dispatch(chunk)
     kept = {key: queue for key, queue in store.queues.items() if queue.max_offset}
     for key in set(kept) | set(queues):
-        ours, rebuilt = _units(kept.get(key)), _units(queues.get(key))
+        start = store.log.start
+        ours, rebuilt = _units(kept.get(key), start), _units(queues.get(key), start)
         for offset in set(ours) ^ set(rebuilt):
             # a place in the queue of a message that was damaged since
             assert disaster == "flip", (key, offset)
@@ -218,13 +237,13 @@ def _check_queues(store: Store, root: Path, config: StoreConfig, disaster: str) 
     shutil.rmtree(scratch.root, ignore_errors=True)
 
 
-def _units(queue: ConsumeQueue | None) -> dict[int, tuple[int, int, int]]:
-    """By queue offset, without those that only fill a gap."""
+def _units(queue: ConsumeQueue | None, log_start: int) -> dict[int, tuple[int, int, int]]:
+    """By queue offset, without those that only fill a gap or whose message was removed."""
     found = {}
     for start in queue.sequence.starts if queue is not None else ():
         units = queue.units(start // 20, queue.sequence.file_size // 20)
         for number, unit in enumerate(units.tolist()):
-            if unit[1] != 0x7FFFFFFF:
+            if unit[1] != 0x7FFFFFFF and unit[0] >= log_start:
                 found[start // 20 + number] = unit
     return found
 

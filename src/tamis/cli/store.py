@@ -54,13 +54,18 @@ def verify(context: click.Context, directory: str, as_json: bool) -> None:
 @store_group.command()
 @_directory
 @click.option("--topic")
-@click.option("--queue", type=int)
+@click.option("--queue", type=click.IntRange(0))
 @click.option("--tags", metavar="EXPR", help="Tags, as in a subscription; compared exactly.")
 @click.option("--sql", metavar="EXPR", help="A SQL92 filter.")
 @click.option(
-    "--from", "start", type=int, default=0, metavar="N", help="From this queue offset on."
+    "--from",
+    "start",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="From this queue offset on.",
 )
-@click.option("--limit", type=int, metavar="N", help="At most so many.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="At most so many.")
 @_json
 def cat(
     directory: str,

@@ -367,26 +367,33 @@ def are_sound(
             out[i] = count == 1 and rows[0, _SIZE] == sizes[i]
 
 
+@inlined
+def _stored(record: Address) -> Int:
+    """The low half of a record's store time."""
+    return _int4(record + (72 if _int4(record + 36) & 0x10 else 60)) & 0xFFFFFFFF
+
+
 @compiled
-def crcs_of(base: Address, ats: Rows, sizes: Rows, out: Rows) -> None:
+def crcs_and_times(base: Address, ats: Rows, sizes: Rows, out: Rows) -> None:
     for i in range(len(ats)):
-        out[i] = crc_of(base + ats[i], sizes[i])
+        out[i, 0] = crc_of(base + ats[i], sizes[i])
+        out[i, 1] = _stored(base + ats[i])
 
 
 _SALT = 0x7A315EA1  # so that zeros are no entry
 
 
 @inlined
-def _seal_check(at: Int, crc: Int) -> Int:
-    mixed = (at * 0x9E3779B1 ^ crc) & 0xFFFFFFFF
+def _seal_check(at: Int, crc: Int, stored: Int) -> Int:
+    mixed = ((at * 0x9E3779B1 ^ crc) * 0x5BD1E995 ^ stored) & 0xFFFFFFFF
     return (mixed * 0x5EBCA77 ^ _SALT) & 0xFFFFFFFF
 
 
 @compiled
-def seal_check(ats: Rows, crcs: Rows, out: npt.NDArray[np.uint32]) -> None:
+def seal_check(ats: Rows, crcs: Rows, times: Rows, out: npt.NDArray[np.uint32]) -> None:
     """What makes an entry of `seals` one: nothing else has it by chance."""
     for i in range(len(ats)):
-        out[i] = _seal_check(ats[i], crcs[i])
+        out[i] = _seal_check(ats[i], crcs[i], times[i])
 
 
 @compiled
@@ -396,8 +403,10 @@ def make_seals(
     """Entries for the records that lie from one edge to the next, `begin` being at `base`."""
     for i in range(len(out)):
         at = edges[i] - file_start
-        crc = crc_of(base + edges[i] - begin, edges[i + 1] - edges[i])
-        out[i, 0], out[i, 1], out[i, 2] = at, crc, _seal_check(at, crc)
+        record = base + edges[i] - begin
+        crc, stored = crc_of(record, edges[i + 1] - edges[i]), _stored(record)
+        out[i, 0], out[i, 1], out[i, 2] = at, crc, stored
+        out[i, 3] = _seal_check(at, crc, stored)
 
 
 @compiled

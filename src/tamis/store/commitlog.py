@@ -3,6 +3,7 @@
 A record never spans files; what is left of a file after its last record is a blank record.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from .format import BLANK_SIZE
 from .mapped import FileSequence
 from .seals import Seals
 
-__all__ = ["Appended", "Chunk", "CommitLog", "IllegalMessage", "Queue"]
+__all__ = ["Appended", "Chunk", "CommitLog", "IllegalMessage", "Queue", "is_topic"]
 
 Queue = tuple[str, int]  # topic and queue id
 
@@ -34,6 +35,14 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 class IllegalMessage(StoreError):
     """A message no record can hold, or larger than is allowed."""
+
+
+def is_topic(name: str) -> bool:
+    """RocketMQ's rule; a topic is also the name of a directory."""
+    return _TOPIC.fullmatch(name) is not None
+
+
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class Appended(NamedTuple):
@@ -105,6 +114,8 @@ class CommitLog:
         """
         topics, most = self._topics, self._max_body
         for draft in drafts:
+            if not 0 <= draft.queue_id < 2**31:
+                raise IllegalMessage(f"queue {draft.queue_id}: it takes 0 to {2**31 - 1}")
             if (
                 draft.topic not in topics
                 or len(draft.body) > most
@@ -166,6 +177,8 @@ class CommitLog:
         What they have in common is the envelope's, its properties among it. All go to one file.
         """
         self._check(envelope)
+        if not 0 <= envelope.queue_id < 2**31:
+            raise IllegalMessage(f"queue {envelope.queue_id}: it takes 0 to {2**31 - 1}")
         if envelope.sys_flag & _HALF_WAY:
             raise IllegalMessage("a batch in a transaction")
         sequence, queue = self._sequence, (envelope.topic, envelope.queue_id)
@@ -191,9 +204,9 @@ class CommitLog:
             if rolls and room:
                 blank = room.to_bytes(4) + record.BLANK_MAGIC.to_bytes(4)
                 sequence.write(begin - room, blank)
+            sequence.write(begin, out.data)
             if self._seals is not None and count:
                 self._seals.seal(begin - begin % sequence.file_size, edges, out, begin)
-            sequence.write(begin, out.data)
         except StoreError:
             self.truncate(sequence.end)
             raise
@@ -206,14 +219,18 @@ class CommitLog:
 
     def _write(self, begin: int, places: list[int], records: list[bytes], after: bytes) -> None:
         data = b"".join(records)
+        self._sequence.write(begin, data + after if after else data)
         if self._seals is not None and records:
             self._seals.add(begin - begin % self._sequence.file_size, places, data, begin)
-        self._sequence.write(begin, data + after if after else data)
 
     def _check(self, draft: Draft) -> None:
-        length = len(draft.topic.encode())
+        length = len(draft.topic)
         if not 0 < length <= record.MAX_TOPIC:
             raise IllegalMessage(f"a topic of {length} bytes: it takes 1 to {record.MAX_TOPIC}")
+        if not is_topic(draft.topic):
+            raise IllegalMessage(
+                f"the topic {draft.topic!r}: it takes letters, digits, %, |, - and _ only"
+            )
         self._topics.add(draft.topic)
         if len(draft.properties) > record.MAX_PROPERTIES:
             raise IllegalMessage(
@@ -253,6 +270,10 @@ class CommitLog:
                 found += [data[a : a + n] if good else _NOTHING for a, n, good in spans]
             at = to
         return found
+
+    @property
+    def seals(self) -> Seals | None:
+        return self._seals
 
     def sound_record(self, offset: int, size: int) -> Bytes:
         return self.sound_records(np.array([offset]), np.array([size]))[0]

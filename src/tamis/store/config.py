@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import ConfigError
+from ..filter.bloom import BloomFilter
 from ..message import Host
 from .dispatch import DELAY_LEVELS, parse_delay_levels
-from .format import UNIT_SIZE
+from .format import EXT_HEAD_SIZE, EXT_TAIL, UNIT_SIZE
 
 __all__ = ["StoreConfig"]
 
@@ -48,3 +49,8 @@ class StoreConfig:
         if not 0.1 <= self.disk_ratio <= self.full_ratio <= 1.0:
             raise ConfigError("0.1 <= disk_ratio <= full_ratio <= 1.0 must hold")
         parse_delay_levels(self.delay_levels)
+        bloom = BloomFilter(self.bloom_error_percent, self.bloom_groups)
+        if self.extension_file_size < EXT_HEAD_SIZE + bloom.bits // 8 + EXT_TAIL:
+            raise ConfigError(
+                f"extension_file_size = {self.extension_file_size}: a unit does not fit"
+            )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..message import LogOffset, QueueOffset
+from ..message import QueueOffset
 from . import format
 from .files import Bytes, Files
 from .format import EXT_ADDRESS_MAX, EXT_BASE, EXT_HEAD, EXT_HEAD_SIZE, EXT_TAIL, UNIT, UNIT_SIZE
@@ -53,14 +53,6 @@ class ConsumeQueue:
     @property
     def max_offset(self) -> QueueOffset:
         return QueueOffset(self.sequence.end // UNIT_SIZE if self.sequence else 0)
-
-    @property
-    def log_end(self) -> LogOffset:
-        """Where the last message of the queue ends in the log; 0 if there is none."""
-        if self.max_offset <= self.sequence.start // UNIT_SIZE:
-            return LogOffset(0)
-        last = self.units(self.max_offset - 1, 1)[0]
-        return LogOffset(int(last["offset"]) + int(last["size"]))
 
     def units(self, offset: int, count: int) -> Units:
         """Up to `count` units from `offset`, of one file: a view of the mapped file."""

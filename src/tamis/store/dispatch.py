@@ -4,18 +4,20 @@ A chunk of records at a time, in order, from the log alone: the same code serves
 recovery and a rebuild from nothing. RocketMQ's `ReputMessageService` and its three dispatchers.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import ConfigError
 from ..filter.bloom import BloomFilter
 from ..filter.engines.columnar import BatchFilter, PropertyFinder
 from ..filter.logic import Outcome
 from ..java import decode_utf8, string_hash
 from ..message import DELAY_TOPIC, PropertyName, SysFlag
 from ._walk import Column, Rows, group_rows, java_hashes, split_keys
-from .commitlog import Chunk
+from .commitlog import Chunk, is_topic
 from .consumequeue import ConsumeQueue
 from .files import Bytes
 from .format import UNIT
@@ -26,13 +28,21 @@ __all__ = ["DELAY_LEVELS", "Dispatcher", "GroupFilter", "parse_delay_levels"]
 _FOUND = (PropertyName.TAGS, PropertyName.UNIQUE_KEY, PropertyName.KEYS, PropertyName.DELAY)
 _TAGS, _UNIQUE, _KEYS, _DELAY = range(4)
 
+log = logging.getLogger(__name__)
+
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
 def parse_delay_levels(text: str) -> list[int]:
     """Milliseconds by level, level 1 first."""
     units = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-    return [int(word[:-1]) * units[word[-1]] for word in text.split()]
+    try:
+        levels = [int(word[:-1]) * units[word[-1]] for word in text.split()]
+    except (ValueError, KeyError):
+        levels = []
+    if not levels:
+        raise ConfigError(f"delay levels {text!r}: they are written like 1s 5m 2h")
+    return levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,11 @@ class Dispatcher:
             first = rows[firsts[group]]
             topic = _text(data, first[Column.TOPIC_AT], first[Column.TOPIC_SIZE])
             topics[group] = topic
+            if not is_topic(topic) or first[Column.QUEUE] < 0:
+                log.error(
+                    "a message of topic %r, queue %d is in no queue", topic, first[Column.QUEUE]
+                )
+                continue
             if topic == DELAY_TOPIC:
                 self._set_delivery_times(data, rows, members, at[_DELAY], sizes[_DELAY], codes)
             transaction = rows[members, Column.SYS_FLAG] & SysFlag.ROLLBACK

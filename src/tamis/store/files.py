@@ -61,7 +61,7 @@ class StorePaths:
             for topic in (self.queues.iterdir() if self.queues.is_dir() else ())
             if topic.is_dir()
             for queue in topic.iterdir()
-            if queue.name.isdigit()
+            if queue.name.isascii() and queue.name.isdigit() and queue.is_dir()
         )
 
 
@@ -126,6 +126,8 @@ class Files:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = File(path, size, writable)
+        except ValueError:
+            raise StoreError(f"{path}: shorter than the {size} bytes it should have") from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(f"{path}: no space left on the disk") from None

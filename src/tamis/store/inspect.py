@@ -1,10 +1,12 @@
 """Looking into a store directory, ours or Apache's: no broker is needed, no byte is changed."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import CorruptRecord, StoreError
 from ..filter.engines.columnar import BatchFilter
@@ -20,12 +22,14 @@ from .consumequeue import ConsumeQueue, Extension, Units
 from .dispatch import Dispatcher, parse_delay_levels
 from .files import Files, StorePaths, file_start
 from .format import EXT_ADDRESS_MAX, UNIT_BLANK_SIZE, UNIT_SIZE
+from .index import ENTRY as INDEX_ENTRY
 from .index import KeyIndex
 from .seals import Seals
 
 __all__ = ["Directory", "Problem", "QueueStat"]
 
 Progress = Callable[[int], None]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Directory:
             raise StoreError(f"{root}: not a store: it has no commitlog directory")
         self._files = Files()
         size = self._file_size(self.paths.commit_log)
+        self._refuse_other_versions()
         self.log = CommitLog(
             self.paths.commit_log,
             size,
@@ -70,15 +75,21 @@ class Directory:
         )
         self.was_closed = not self.paths.abort.exists()
 
+    def _refuse_other_versions(self) -> None:
+        for path in sorted(self.paths.commit_log.iterdir())[:1]:
+            with path.open("rb") as file:
+                if file.read(8)[4:] == b"\xda\xa3\x20\xab":
+                    raise StoreError(f"{path}: written by RocketMQ 5 in a format that 4.9 has not")
+
     def _file_size(self, directory: Path) -> int:
         """Of the files of a sequence; any will do if there is none."""
         try:
             for path in sorted(directory.iterdir()):
-                if file_start(path.name) is not None:
+                if file_start(path.name) is not None and path.stat().st_size:
                     return path.stat().st_size
         except PermissionError as error:
             raise StoreError(f"{error.filename}: permission denied") from None
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         return UNIT_SIZE * 5
 
@@ -119,7 +130,7 @@ class Directory:
     ) -> Iterator[StoredMessage]:
         """In the order of the log. A tag filter is exact here, as at a client."""
         name = None if topic is None else topic.encode()
-        for chunk in self.chunks(progress):
+        for chunk in self.chunks(progress, check_crc=True):
             rows, data = chunk.rows, chunk.data
             keep = np.ones(len(rows), dtype=np.bool_)
             if queue_id is not None:
@@ -156,10 +167,10 @@ class Directory:
             yield Problem(f"{damage.file}, offset {damage.start} to {damage.end}", damage.reason)
         if state.torn is not None and self.was_closed:
             yield Problem(*state.torn.split(": ", 1))
-        expected = self._expected(progress)
+        expected, keys = self._expected(progress)
         for key in sorted(set(expected) | set(self.paths.existing_queues())):
             yield from self._verify_queue(key, expected.get(key, {}))
-        yield from self._verify_index()
+        yield from self._verify_index(keys)
         for load in (
             tables.load_topics,
             tables.load_groups,
@@ -172,19 +183,22 @@ class Directory:
             except StoreError as error:
                 yield Problem(*str(error).split(": ", 1))
 
-    def _expected(self, progress: Progress | None) -> dict[Queue, dict[int, tuple[int, int, int]]]:
-        """The units each queue should have, by queue offset."""
+    def _expected(
+        self, progress: Progress | None
+    ) -> tuple[dict[Queue, dict[int, tuple[int, int, int]]], set[tuple[int, int]]]:
+        """The units each queue should have, by queue offset, and (hash, offset) of every key."""
         collectors: dict[Queue, _Collector] = {}
+        keys = _KeyCollector()
 
         def queue_of(topic: str, queue_id: int) -> ConsumeQueue:
             # of a queue, it has what dispatch uses
             return collectors.setdefault((topic, queue_id), _Collector())  # type: ignore[return-value]
 
         delays = parse_delay_levels(StoreConfig().delay_levels)
-        dispatcher = Dispatcher(queue_of, None, delays=delays)
+        dispatcher = Dispatcher(queue_of, keys, delays=delays)  # type: ignore[arg-type]  # likewise
         for chunk in self.chunks(progress, check_crc=True):
             dispatcher.dispatch(chunk)
-        return {key: collector.units for key, collector in collectors.items()}
+        return {key: collector.units for key, collector in collectors.items()}, keys.found
 
     def _verify_queue(
         self, key: Queue, expected: dict[int, tuple[int, int, int]]
@@ -214,19 +228,39 @@ class Directory:
             yield Problem(where, f"{len(expected) - found} messages of the log have no unit")
         queue.close()
 
-    def _verify_index(self) -> Iterator[Problem]:
-        if not self.paths.index.is_dir():
-            return
-        sizes = {p.stat().st_size for p in self.paths.index.iterdir() if p.name.isdigit()}
-        for size in sizes:
-            slots = (size - 40) // 84  # RocketMQ's files have four entries a slot
-            if 40 + 84 * slots != size or len(sizes) > 1:
-                yield Problem(str(self.paths.index), f"files of {size} bytes can't be read")
+    def _verify_index(self, expected: set[tuple[int, int]]) -> Iterator[Problem]:
+        """`expected` are (hash, offset) of all keys in the log."""
+        paths = sorted(p for p in self.paths.index.glob("*") if p.name.isdigit())
+        found: set[tuple[int, int]] = set()
+        for path in paths:
+            slots, entries = self._index_shape(path.stat().st_size)
+            if slots < 1 or 40 + 4 * slots + 20 * entries != path.stat().st_size:
+                yield Problem(str(path), f"{path.stat().st_size} bytes: not an index file")
                 return
-            index = KeyIndex(self.paths.index, slots, 4 * slots, writable=False)
+        if paths:
+            index = KeyIndex(self.paths.index, slots, entries, writable=False)
             for path, what in index.verify():
                 yield Problem(str(path), what)
             index.close()
+            for path in paths:
+                rows = np.fromfile(path, dtype=INDEX_ENTRY, offset=40 + 4 * slots)
+                count = int.from_bytes(path.read_bytes()[36:40], "big", signed=True)
+                rows = rows[1 : max(count, 1)]
+                rows = rows[rows["offset"] >= self.log.start]
+                found |= set(zip(rows["hash"].tolist(), rows["offset"].tolist(), strict=True))
+        if strangers := len(found - expected):
+            yield Problem(str(self.paths.index), f"{strangers} entries are of no key in the log")
+        if self.was_closed and (missing := len(expected - found)):
+            yield Problem(str(self.paths.index), f"{missing} keys of the log have no entry")
+
+    def _index_shape(self, size: int) -> tuple[int, int]:
+        """(slots, entries): as we noted, or four entries a slot as RocketMQ has by default."""
+        try:
+            table = json.loads((self.paths.root / "tamis.json").read_text())
+            return table["index_slots"], table["index_entries"]
+        except (OSError, ValueError, KeyError, TypeError):
+            slots = (size - 40) // 84
+            return slots, 4 * slots
 
 
 def _queue_end(queue: ConsumeQueue) -> int:
@@ -263,3 +297,13 @@ class _Collector:
 
     def append(self, offset: int, units: Units) -> None:
         self.units.update(enumerate(units.tolist(), offset))
+
+
+@dataclass
+class _KeyCollector:
+    """Takes what dispatch makes for the index."""
+
+    found: set[tuple[int, int]] = field(default_factory=set)
+
+    def put(self, hashes: Ints, offsets: Ints, timestamps: Ints) -> None:
+        self.found |= set(zip(hashes.tolist(), offsets.tolist(), strict=True))

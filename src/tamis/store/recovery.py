@@ -11,7 +11,8 @@ from ..message import LogOffset
 from ._walk import Column, find_record, walk
 from .commitlog import CommitLog
 from .consumequeue import ConsumeQueue
-from .format import EXT_ADDRESS_MAX, UNIT_SIZE
+from .files import Bytes
+from .format import EXT_ADDRESS_MAX, UNIT_BLANK_SIZE, UNIT_SIZE
 
 __all__ = [
     "Damage",
@@ -22,6 +23,9 @@ __all__ = [
     "scan_log",
     "trim_queue",
 ]
+
+
+_NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,24 @@ def next_record(log: CommitLog, offset: int) -> int | None:
             return None
         data, file_start = found
         stop = min(log.end - file_start, len(data))
+        # Where the seals know the records, no other place will do: a body may hold a whole record.
+        sealed = log.seals.places(file_start) if log.seals is not None else _NONE
+        if len(sealed) and at - file_start <= sealed[-1]:
+            for place in sealed[np.searchsorted(sealed, at - file_start) :]:
+                if _begins_record(data, int(place), stop, file_start):
+                    return file_start + int(place)
+            at = file_start + int(sealed[-1]) + 1
         place = find_record(data.ctypes.data, at - file_start, stop, file_start)
         if place >= 0:
             return file_start + int(place)
         at = file_start + len(data)
     return None
+
+
+def _begins_record(data: Bytes, at: int, stop: int, file_start: int) -> bool:
+    rows = np.empty((1, len(Column)), dtype=np.int64)
+    count, _, _ = walk(data.ctypes.data, at, stop, file_start, True, rows)
+    return bool(count)
 
 
 def _torn(log: CommitLog, bad: CorruptRecord) -> str | None:
@@ -104,6 +121,23 @@ def first_file_after(log: CommitLog, safe: int) -> LogOffset:
     return log.start
 
 
+def last_time(log: CommitLog, start: int) -> int:
+    """The latest store time of the records from `start` on; 0 if there is none."""
+    latest, at = 0, start
+    while at < log.end:
+        try:
+            for chunk in log.walk(at):
+                if len(chunk.rows):
+                    latest = max(latest, int(chunk.rows[:, Column.STORED].max()))
+            break
+        except CorruptRecord as bad:
+            found = next_record(log, bad.offset + 1)
+            if found is None:
+                break
+            at = found
+    return latest
+
+
 def has_extension(queue: ConsumeQueue) -> bool:
     """Whether the extension units that the queue leads to are there, by the first and the last."""
     ends = []
@@ -126,7 +160,7 @@ def trim_queue(queue: ConsumeQueue, log_end: int) -> None:
     for start in queue.sequence.starts:
         units = queue.units(start // UNIT_SIZE, queue.sequence.file_size // UNIT_SIZE)
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
-        blank = sizes == 0x7FFFFFFF
+        blank = sizes == UNIT_BLANK_SIZE
         bad = (offsets < 0) | (sizes <= 0) | (~blank & (offsets + sizes > log_end))
         cut = np.flatnonzero(bad)
         good = int(cut[0]) if len(cut) else len(units)

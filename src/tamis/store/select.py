@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import ConfigError
 from ..filter.engines.columnar import BatchFilter
 from ..filter.logic import Outcome
 from ..filter.tags import TagFilter
@@ -71,6 +72,10 @@ class Limits:
     units: int = 5_000_000  # looked at before it answers that nothing matched
     seconds: float = 0.5  # likewise
     strict: bool = False  # RocketMQ's own: 800 units, of one file
+
+    def __post_init__(self) -> None:
+        if min(self.messages, self.bytes, self.count, self.units) < 1:
+            raise ConfigError("limits of messages, bytes, count and units: they take 1 or more")
 
 
 class Selection(NamedTuple):
@@ -169,8 +174,8 @@ class QueueReader:
     ) -> Status | None:
         """Fills the basket from the units; gives what decided last if nothing was taken."""
         found = self._candidates(units, wanted)
-        gone = int(np.searchsorted(units["offset"], self._log.start))
-        present = found[np.searchsorted(found, gone) :]
+        start = self._log.start
+        present = found[units["offset"][found] >= start] if start else found
         basket.begin(units)
         size = _FIRST
         done = 0
@@ -182,9 +187,12 @@ class QueueReader:
             done += size
             size = min(2 * size, _STRETCH)
         basket.finish()
-        if gone < len(units):
+        if not start or int(units["offset"][-1]) >= start:
             return Status.NO_MATCHED_MESSAGE
-        return self._why_gone(units[:gone], found)
+        messages = np.flatnonzero(units["size"] != UNIT_BLANK_SIZE)
+        if not len(messages) or int(units["offset"][messages[-1]]) >= start:
+            return Status.NO_MATCHED_MESSAGE
+        return self._why_gone(units[messages], np.searchsorted(messages, found))
 
     def _why_gone(self, units: Units, found: Ints) -> Status:
         """All messages are gone: whether the last log file concerned had one that was wanted."""

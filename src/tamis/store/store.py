@@ -26,7 +26,7 @@ from ..wire import properties as properties_block
 from ..wire import record
 from ..wire.record import Draft
 from . import recovery, tables
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .commitlog import Appended, Chunk, CommitLog, IllegalMessage, Queue
 from .config import StoreConfig
 from .consumequeue import ConsumeQueue, Extension
@@ -61,18 +61,32 @@ class Store:
         self._now = now
         if self.paths.root.exists() and not self.paths.root.is_dir():
             raise StoreError(f"{self.paths.root}: not a directory")
+        self._root = str(self.paths.root.resolve())
+        if self._root in _OPEN:  # a file lock is the process's: it would be given again
+            raise StoreError(f"{root}: this process has it open already")
         try:
             self._lock_descriptor = self._files.lock(self.paths.lock)
         except OSError as error:
             raise StoreError(f"{error.filename}: {error.strerror}") from None
+        _OPEN.add(self._root)
         try:
             self._open()
         except BaseException:
-            os.close(self._lock_descriptor)
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """Lets go of the directory as it is, as if the process had ended here."""
+        for queue in getattr(self, "_queues", {}).values():
+            queue.close()
+        if hasattr(self, "_log"):
+            self._log.close()
+        _OPEN.discard(self._root)
+        os.close(self._lock_descriptor)
 
     def _open(self) -> None:
         config = self.config
+        self._queues: dict[Queue, ConsumeQueue] = {}
         self._log = CommitLog(
             self.paths.commit_log,
             config.log_file_size,
@@ -81,7 +95,6 @@ class Store:
             seals=Seals(self.paths.seals),
             max_body=config.max_body,
         )
-        self._queues: dict[Queue, ConsumeQueue] = {}
         self._bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
         self._group_filters: dict[str, list[GroupFilter]] = {}
         self.set_filters(tables.load_filters(self.paths.config).values())
@@ -100,22 +113,29 @@ class Store:
         self._flushing = threading.Condition()
         self._flush_running = False
         self._durable = 0
+        self._failure: str | None = None  # of the disk: nothing can be promised any more
+        self._last_time = 0  # of a message; store times never go back
         self._is_full = False  # told by `clean`
         self._next_offsets: dict[Queue, int] = {}
         self._unnoted = False  # whether there are queues that `tamis.json` does not know
         self.damages: tuple[recovery.Damage, ...] = ()
         self._recover()
-        self._files.touch(self.paths.abort)
 
     # Recovery
 
     def _recover(self) -> None:
         clean = not self.paths.abort.exists()
-        known = self._known_queues()
+        noted = self._noted()
         for topic, queue_id in self.paths.existing_queues():
             self.queue(topic, queue_id)
-        complete = known is not None and not set(known) - set(self._queues)
-        complete &= all(map(recovery.has_extension, self._queues.values()))
+        complete = (
+            noted is not None
+            and not set(noted[0]) - set(self._queues)
+            and (noted[1] == 0 or bool(self._index.files))
+            and all(map(recovery.has_extension, self._queues.values()))
+        )
+        # From here on files change. Should this be cut short, the next start must not trust them.
+        self._files.touch(self.paths.abort)
         starts = self._log.files.starts
         begin: int
         if clean and complete:
@@ -125,6 +145,8 @@ class Store:
             self._index.drop_after(self._checkpoint.index)
         else:  # never kept by us, or parts are gone: all is made again
             begin = self._log.start
+            self._checkpoint = Checkpoint()
+            save_checkpoint(self.paths.checkpoint, self._checkpoint, self._files)
             self._index.drop_after(-1)
         state = recovery.scan_log(self._log, begin)
         self.damages = state.damages
@@ -133,28 +155,39 @@ class Store:
         if state.torn is not None:
             log.warning("dropping the end of the log, which is not whole: %s", state.torn)
         self._log.truncate(state.end)
+        self._log.flush()
         self._durable = state.end
         certain = state.end if clean and complete else begin  # what queues hold beyond may be torn
         for queue in self._queues.values():
             recovery.trim_queue(queue, certain)
-        indexed = self._index.end_offset if self._index.files else 0
-        self._dispatched = min(begin, max(indexed, self._log.start))
+        if clean and complete:
+            self._dispatched = int(state.end)  # `close` saw to it
+        else:
+            indexed = self._index.end_offset if self._index.files else 0
+            self._dispatched = min(begin, max(indexed, self._log.start))
         self.dispatch()
         for key, queue in self._queues.items():
             queue.correct_min_offset(self._log.start)
             queue.measure()
             self._next_offsets[key] = queue.max_offset
+        self._last_time = max(self._checkpoint.log, recovery.last_time(self._log, begin))
 
-    def _known_queues(self) -> list[Queue] | None:
-        """The queues there were; None if we never kept this directory."""
+    def _noted(self) -> tuple[list[Queue], int] | None:
+        """The queues and the number of index files there were; None if we never kept this."""
         try:
             table = json.loads((self.paths.root / _OURS).read_text())
-            return [(topic, queue_id) for topic, queue_id in table["queues"]]
+            return [(topic, queue_id) for topic, queue_id in table["queues"]], table["index_files"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _note_queues(self) -> None:
-        tables.write_table(self.paths.root / _OURS, {"queues": [list(q) for q in self._queues]})
+    def _note(self) -> None:
+        table = {
+            "queues": [list(queue) for queue in self._queues],
+            "index_files": len(self._index.files),
+            "index_slots": self.config.index_slots,
+            "index_entries": self.config.index_entries,
+        }
+        tables.write_table(self.paths.root / _OURS, table)
 
     # Writing
 
@@ -165,10 +198,10 @@ class Store:
         a power cut. Everything that waits shares one flush. Flush `async`: they are with the
         operating system, survive a kill, and a power cut only after the next `flush`.
         """
-        self._refuse_if_full()
+        self._check_can_append()
         drafts = [d if _DELAY not in d.properties else self._delayed(d) for d in drafts]
         with self._appending:
-            placed = self._log.append(drafts, self._next_offsets, int(self._now() * 1000))  # 1
+            placed = self._log.append(drafts, self._next_offsets, self._time())  # 1
             end = self._log.end
         if self.config.flush == "sync":
             self._make_durable(end)  # 2
@@ -176,18 +209,24 @@ class Store:
 
     def append_batch(self, envelope: Draft, batch: bytes) -> list[Appended]:
         """As `append`, of a batch as it travels: what many small messages should be sent as."""
-        self._refuse_if_full()
+        self._check_can_append()
         if _DELAY in envelope.properties:
             raise IllegalMessage("a delayed batch")
         with self._appending:
-            now = int(self._now() * 1000)
-            placed = self._log.append_batch(envelope, batch, self._next_offsets, now)
+            placed = self._log.append_batch(envelope, batch, self._next_offsets, self._time())
             end = self._log.end
         if self.config.flush == "sync":
             self._make_durable(end)
         return placed
 
-    def _refuse_if_full(self) -> None:
+    def _time(self) -> int:
+        """Milliseconds that never go back: the checkpoint goes by them."""
+        self._last_time = max(self._last_time, int(self._now() * 1000))
+        return self._last_time
+
+    def _check_can_append(self) -> None:
+        if self._failure is not None:
+            raise StoreError(self._failure)
         if self._is_full:
             used = f"{self._disk_used():.0%}"
             raise DiskFull(f"{self.paths.root}: {used} of the disk is in use; free some room")
@@ -203,9 +242,18 @@ class Store:
                 self._flush_running = True
             reached = self._log.end
             try:
+                if self._failure is not None:
+                    raise StoreError(self._failure)
                 self._log.flush()
                 with self._flushing:
                     self._durable = max(self._durable, reached)
+            except OSError as error:
+                # what the disk has is unknown now, and a second sync would not tell
+                self._failure = (
+                    f"{self.paths.commit_log}: {error.strerror} while syncing; "
+                    "nothing more is stored until the store is opened again"
+                )
+                raise StoreError(self._failure) from error
             finally:
                 with self._flushing:
                     self._flush_running = False
@@ -234,7 +282,8 @@ class Store:
     def dispatch(self) -> None:
         """Brings queues, extensions and index up to the end of the log."""
         # what a start did not find damaged, or was written since, is taken for sound
-        for chunk in self.sound_chunks(self._dispatched, check_crc=bool(self.damages)):
+        start = max(self._dispatched, self._log.start)
+        for chunk in self.sound_chunks(start, check_crc=bool(self.damages)):
             self._dispatcher.dispatch(chunk)
             self._dispatched = chunk.end
 
@@ -319,17 +368,20 @@ class Store:
 
     def message(self, offset: int) -> StoredMessage:
         """The record at a place in the log; raises CorruptRecord if there is none."""
-        data = self._log.files.view(offset)
-        return record.decode(
-            memoryview(data.data), 0, check_crc=True, file=str(self.paths.commit_log)
-        )
+        file = str(self._log.files.file_path(offset))
+        view = self._log.files.view(offset)
+        size = record.record_size(memoryview(view.data)) if len(view) >= 8 else 0
+        data = self._log.sound_record(offset, size)
+        if not len(data):
+            raise CorruptRecord(file, offset, "there is no sound record")
+        return record.decode(memoryview(data.data), file=file)
 
     def query(
         self, topic: str, key: str, limit: int = 32, begin: int = 0, end: int = 2**63 - 1
     ) -> list[StoredMessage]:
         """Messages by key, exactly (RocketMQ also gives those whose hash collides)."""
         found = []
-        for offset in sorted(self._index.query(topic, key, limit, begin, end)):
+        for offset in sorted(set(self._index.query(topic, key, limit, begin, end))):
             with contextlib.suppress(CorruptRecord):
                 message = self.message(offset)
                 keys = message.properties.get(PropertyName.KEYS, "").split(" ")
@@ -351,7 +403,7 @@ class Store:
 
     def flush(self) -> None:
         """Makes all there is durable: (1) log, (2) queues and index, (3) the checkpoint of both."""
-        end, stored = self._log.end, int(self._now() * 1000)
+        end, stored = self._log.end, self._last_time
         caught_up = self._dispatched >= end
         self._make_durable(end)  # 1
         for queue in list(self._queues.values()):
@@ -359,7 +411,7 @@ class Store:
         self._index.flush()
         if self._unnoted:
             self._unnoted = False
-            self._note_queues()
+            self._note()
         self._checkpoint = self._checkpoint.advanced(
             log=stored, queues=stored if caught_up else 0, index=self._index.last_timestamp
         )
@@ -368,13 +420,13 @@ class Store:
     def close(self) -> None:
         """Everything is dispatched and on the disk; the next start has nothing to recover."""
         self.dispatch()
+        self._unnoted = True
         self.flush()
-        for queue in self._queues.values():
-            queue.close()
         self._index.close()
-        self._log.close()
-        self._files.remove(self.paths.abort)
-        os.close(self._lock_descriptor)
+        if self._dispatched >= self._log.end:
+            self._files.remove(self.paths.abort)
+            self._files.sync_directory(self.paths.root)
+        self.abandon()
 
     def __enter__(self) -> "Store":
         return self
@@ -386,15 +438,18 @@ class Store:
         """Removes what is older than `keep_hours`, or the oldest if the disk is too full; never the
         last file. Gives the log files removed. To be called every few seconds: while more of the
         disk is in use than `full_ratio`, appends are refused."""
-        crowded = self._disk_used() > self.config.disk_ratio
+        usage = shutil.disk_usage(self.paths.root)
+        used, most = usage.total - usage.free, self.config.disk_ratio * usage.total
         oldest = self._now() - self.config.keep_hours * 3600
-        removed = []
-        for _, file in list(self._log.files.files())[:-1]:
-            if file.modified > oldest and not crowded:
+        removed = list[Path]()
+        starts = self._log.files.starts
+        for start in starts[: min(len(starts) - 1, _MOST_REMOVED)]:
+            path = self._log.files.file_path(start)
+            if path.stat().st_mtime > oldest and used <= most:
                 break
-            removed.append(file.path)
+            used -= path.stat().st_blocks * 512
             self._log.drop_first()
-            crowded = self._disk_used() > self.config.disk_ratio
+            removed.append(path)
         if removed:
             for queue in self._queues.values():
                 queue.drop_before(self._log.start)
@@ -409,4 +464,6 @@ class Store:
 
 
 _OURS = "tamis.json"
+_OPEN: set[str] = set()  # roots of the stores this process has open
+_MOST_REMOVED = 10  # log files by one `clean`, as RocketMQ does: it is not to hold up others
 _DELAY = PropertyName.DELAY.encode() + b"\x01"
