@@ -20,11 +20,19 @@ __all__ = [
     "Column",
     "End",
     "Rows",
+    "are_sound",
     "crc_of",
+    "crcs_and_times",
     "extension_codes",
     "find_record",
     "group_rows",
+    "int2",
+    "int4",
     "java_hashes",
+    "make_seals",
+    "may_match",
+    "property_spans",
+    "seal_check",
     "split_keys",
     "walk",
 ]
@@ -109,7 +117,7 @@ def walk(
         left = stop - at
         if left < 8:
             return count, at, _BAD_SIZE
-        size, magic = _int4(base + at), _int4(base + at + 4) & 0xFFFFFFFF
+        size, magic = int4(base + at), int4(base + at + 4) & 0xFFFFFFFF
         if magic == _BLANK_MAGIC:
             return count, at, _BLANK
         if magic != _MAGIC:
@@ -118,10 +126,10 @@ def walk(
             return count, at, _NOTHING if magic == 0 and size == 0 else _BAD_MAGIC
         if size < 91 or size > left:
             return count, at, _BAD_SIZE
-        sys_flag = _int4(base + at + 36)
+        sys_flag = int4(base + at + 36)
         stored_at = 68 if sys_flag & 0x10 else 56
         body_at = stored_at + 8 + (20 if sys_flag & 0x20 else 8) + 16
-        body = _int4(base + at + body_at - 4)
+        body = int4(base + at + body_at - 4)
         topic_at = body_at + body + 1
         if body < 0 or topic_at + 2 > size:
             return count, at, _BAD_SIZE
@@ -129,18 +137,18 @@ def walk(
         properties_at = topic_at + topic + 2
         if properties_at > size:
             return count, at, _BAD_SIZE
-        properties = _int2(base + at + properties_at - 2)
+        properties = int2(base + at + properties_at - 2)
         if properties < 0 or properties_at + properties != size:
             return count, at, _BAD_SIZE
         if _int8(base + at + 28) != file_start + at:
             return count, at, _BAD_OFFSET
         if check_crc and body > 0:
-            recorded = _int4(base + at + 8) & 0xFFFFFFFF
+            recorded = int4(base + at + 8) & 0xFFFFFFFF
             if crc_of(base + at + body_at, body) & 0x7FFFFFFF != recorded:
                 return count, at, _BAD_CRC
         rows[count, _AT] = at
         rows[count, _SIZE] = size
-        rows[count, _QUEUE] = _int4(base + at + 12)
+        rows[count, _QUEUE] = int4(base + at + 12)
         rows[count, _QUEUE_OFFSET] = _int8(base + at + 20)
         rows[count, _SYS_FLAG] = sys_flag
         rows[count, _STORED] = _int8(base + at + stored_at)
@@ -154,20 +162,20 @@ def walk(
 
 
 @inlined
-def _int2(at: Address) -> Int:
+def int2(at: Address) -> Int:
     value = load1(at) << 8 | load1(at + 1)
     return value - 0x10000 if value >= 0x8000 else value
 
 
 @inlined
-def _int4(at: Address) -> Int:
+def int4(at: Address) -> Int:
     value = load1(at) << 24 | load1(at + 1) << 16 | load1(at + 2) << 8 | load1(at + 3)
     return value - 0x100000000 if value >= 0x80000000 else value
 
 
 @inlined
 def _int8(at: Address) -> Int:
-    return _int4(at) << 32 | (_int4(at + 4) & 0xFFFFFFFF)
+    return int4(at) << 32 | (int4(at + 4) & 0xFFFFFFFF)
 
 
 @compiled
@@ -288,15 +296,15 @@ def property_spans(base: Address, ats: Rows, sizes: Rows, starts: Rows, ends: Ro
     for row in range(len(ats)):
         at, end = ats[row], ats[row] + sizes[row]
         starts[row] = ends[row] = at
-        sys_flag = _int4(base + at + 36)
+        sys_flag = int4(base + at + 36)
         body_at = at + 88 + (12 if sys_flag & 0x10 else 0) + (12 if sys_flag & 0x20 else 0)
         if body_at + 3 > end:
             continue
-        topic_at = body_at + _int4(base + body_at - 4) + 1
+        topic_at = body_at + int4(base + body_at - 4) + 1
         if topic_at <= body_at or topic_at + 2 > end:
             continue
         properties_at = topic_at + load1(base + topic_at - 1) + 2
-        if properties_at > end or properties_at + _int2(base + properties_at - 2) != end:
+        if properties_at > end or properties_at + int2(base + properties_at - 2) != end:
             continue
         starts[row], ends[row] = properties_at, end
 
@@ -324,8 +332,8 @@ def may_match(
         if at < 0 or at + 20 > file_size:
             out[row] = 2
             continue
-        width = _int2(base + at + 18)
-        if _int2(base + at) < 1 or 8 * width != bits or at + 20 + width > file_size:
+        width = int2(base + at + 18)
+        if int2(base + at) < 1 or 8 * width != bits or at + 20 + width > file_size:
             continue
         if _int8(base + at + 10) <= born:
             continue
@@ -345,7 +353,7 @@ def extension_codes(
         at = codes[row] - _EXT_BASE - file_start
         if codes[row] > _EXT_ADDRESS_MAX:
             out[row], known[row] = codes[row], 1
-        elif at >= 0 and at + 20 <= file_size and _int2(base + at) >= 1:
+        elif at >= 0 and at + 20 <= file_size and int2(base + at) >= 1:
             out[row], known[row] = _int8(base + at + 2), 1
 
 
@@ -370,7 +378,7 @@ def are_sound(
 @inlined
 def _stored(record: Address) -> Int:
     """The low half of a record's store time."""
-    return _int4(record + (72 if _int4(record + 36) & 0x10 else 60)) & 0xFFFFFFFF
+    return int4(record + (72 if int4(record + 36) & 0x10 else 60)) & 0xFFFFFFFF
 
 
 @compiled
@@ -414,105 +422,11 @@ def find_record(base: Address, at: Int, stop: Int, file_start: Int) -> Int:
     """The first place from `at` on where a sound record lies; -1 if there is none."""
     rows = np.empty((1, 10), dtype=np.int64)
     while at + 91 <= stop:
-        if load1(base + at + 4) == 0xDA and _int4(base + at + 4) & 0xFFFFFFFF == _MAGIC:
-            size = _int4(base + at)
+        if load1(base + at + 4) == 0xDA and int4(base + at + 4) & 0xFFFFFFFF == _MAGIC:
+            size = int4(base + at)
             if 91 <= size <= stop - at:
                 count, _, _ = walk(base, at, at + size, file_start, True, rows)
                 if count == 1:
                     return at
         at += 1
     return -1
-
-
-@inlined
-def _put4(out: npt.NDArray[np.uint8], at: Int, value: Int) -> None:
-    out[at] = (value >> 24) & 0xFF
-    out[at + 1] = (value >> 16) & 0xFF
-    out[at + 2] = (value >> 8) & 0xFF
-    out[at + 3] = value & 0xFF
-
-
-@inlined
-def _put8(out: npt.NDArray[np.uint8], at: Int, value: Int) -> None:
-    _put4(out, at, value >> 32)
-    _put4(out, at + 4, value)
-
-
-@inlined
-def _copy(out: npt.NDArray[np.uint8], at: Int, source: Address, size: Int) -> None:
-    for i in range(size):
-        out[at + i] = load1(source + i)
-
-
-@compiled
-def measure_batch(base: Address, size: Int, fixed: Int, extra: Int) -> tuple[Int, Int]:
-    """(messages, bytes of their records) of a batch as it travels; (-1, where) if it is none.
-
-    `fixed` is a record's size without body and properties, `extra` that of the envelope's
-    properties, which every message gets.
-    """
-    at = count = total = 0
-    while at < size:
-        if size - at < 22:
-            return -1, at
-        item, body = _int4(base + at), _int4(base + at + 16)
-        if item < 22 or item > size - at or body < 0 or body > item - 22:
-            return -1, at
-        block = _int2(base + at + 20 + body)
-        if block < 0 or 22 + body + block != item:
-            return -1, at
-        parted = extra > 0 and block > 0 and load1(base + at + item - 1) != 2
-        if block + parted + extra > 32767:
-            return -1, at
-        total += fixed + body + block + parted + extra
-        count += 1
-        at += item
-    return count, total
-
-
-@compiled
-def encode_batch(
-    base: Address,
-    head: npt.NDArray[np.uint8],
-    tail: npt.NDArray[np.uint8],
-    extra: npt.NDArray[np.uint8],
-    begin: Int,
-    queue_offset: Int,
-    out: npt.NDArray[np.uint8],
-    edges: Rows,
-) -> None:
-    """Records of a batch, measured before: `head` is a record up to its body length, to fill in;
-    `tail` the topic with its length, `extra` the envelope's properties."""
-    at = 0
-    for i in range(len(edges) - 1):
-        item, flag, body = _int4(base), _int4(base + 12), _int4(base + 16)
-        block = item - 22 - body
-        parted = len(extra) > 0 and block > 0 and load1(base + item - 1) != 2
-        edges[i] = begin + at
-        for k in range(len(head)):
-            out[at + k] = head[k]
-        size = len(head) + body + len(tail) + 2 + block + parted + len(extra)
-        _put4(out, at, size)
-        _put4(out, at + 8, crc_of(base + 20, body) & 0x7FFFFFFF if body else 0)
-        _put4(out, at + 16, flag)
-        _put8(out, at + 20, queue_offset + i)
-        _put8(out, at + 28, begin + at)
-        _put4(out, at + len(head) - 4, body)
-        to = at + len(head)
-        _copy(out, to, base + 20, body)
-        to += body
-        for k in range(len(tail)):
-            out[to + k] = tail[k]
-        to += len(tail)
-        length = block + parted + len(extra)
-        out[to], out[to + 1] = length >> 8, length & 0xFF
-        _copy(out, to + 2, base + 22 + body, block)
-        to += 2 + block
-        if parted:
-            out[to] = 2
-            to += 1
-        for k in range(len(extra)):
-            out[to + k] = extra[k]
-        at += size
-        base += item
-    edges[len(edges) - 1] = begin + at

@@ -15,7 +15,8 @@ from ..errors import CorruptRecord, StoreError
 from ..message import Host, LogOffset, QueueOffset, SysFlag
 from ..wire import record
 from ..wire.record import Draft
-from ._walk import REASONS, Column, End, Rows, are_sound, encode_batch, measure_batch, walk
+from ._batch import encode_batch, measure_batch
+from ._walk import REASONS, Column, End, Rows, are_sound, walk
 from .files import Bytes, Files
 from .format import BLANK_SIZE
 from .mapped import FileSequence

@@ -1,6 +1,7 @@
 """Looking into a store directory, ours or Apache's: no broker is needed, no byte is changed."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,6 +168,7 @@ class Directory:
             yield Problem(f"{damage.file}, offset {damage.start} to {damage.end}", damage.reason)
         if state.torn is not None and self.was_closed:
             yield Problem(*state.torn.split(": ", 1))
+        yield from self._verify_sizes()
         expected, keys = self._expected(progress)
         for key in sorted(set(expected) | set(self.paths.existing_queues())):
             yield from self._verify_queue(key, expected.get(key, {}))
@@ -182,6 +184,18 @@ class Directory:
                 load(self.paths.config)
             except StoreError as error:
                 yield Problem(*str(error).split(": ", 1))
+
+    def _verify_sizes(self) -> Iterator[Problem]:
+        """All queues have files of one size, and so have all extensions."""
+        for place in (self.paths.queue, self.paths.extension):
+            queues = self.paths.existing_queues()
+            directories = [place(*key) for key in queues if place(*key).is_dir()]
+            sizes = {directory: self._file_size(directory) for directory in directories}
+            usual = Counter(sizes.values()).most_common(1)
+            for directory, size in sizes.items():
+                if size != usual[0][0]:
+                    what = f"files of {size} bytes, where others have {usual[0][0]}"
+                    yield Problem(str(directory), what)
 
     def _expected(
         self, progress: Progress | None
