@@ -45,7 +45,11 @@ def run(seed: int, root: Path) -> str:
         )
         store = None
         try:
-            store = Store(root, config, files=files)
+            try:
+                store = Store(root, config, files=files)
+            except StoreError:  # no room even to open it; then there is
+                files.make_room()
+                store = Store(root, config, files=files)
             _work(store, files, rng, acknowledged, attempted)
             if not last or disaster in ("flip", "derived"):
                 store.close()
