@@ -159,6 +159,7 @@ def _progress(store: "Directory", label: str) -> Iterator[Callable[[int], None] 
     length = max(store.log.end - store.log.start, 1)
     with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         yield lambda done: bar.update(done - bar.pos)
+        bar.update(length - bar.pos)  # the last file need not be full
 
 
 def _json_line(message: "StoredMessage") -> str:

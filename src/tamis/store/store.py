@@ -69,6 +69,8 @@ class Store:
         except OSError as error:
             raise StoreError(f"{error.filename}: {error.strerror}") from None
         _OPEN.add(self._root)
+        self._queues: dict[Queue, ConsumeQueue] = {}
+        self._opened_log: CommitLog | None = None
         try:
             self._open()
         except BaseException:
@@ -77,17 +79,16 @@ class Store:
 
     def abandon(self) -> None:
         """Lets go of the directory as it is, as if the process had ended here."""
-        for queue in getattr(self, "_queues", {}).values():
+        for queue in self._queues.values():
             queue.close()
-        if hasattr(self, "_log"):
-            self._log.close()
+        if self._opened_log is not None:
+            self._opened_log.close()
         _OPEN.discard(self._root)
         os.close(self._lock_descriptor)
 
     def _open(self) -> None:
         config = self.config
-        self._queues: dict[Queue, ConsumeQueue] = {}
-        self._log = CommitLog(
+        self._log = self._opened_log = CommitLog(
             self.paths.commit_log,
             config.log_file_size,
             self._files,
