@@ -110,6 +110,7 @@ def test_an_empty_value_counts_as_missing_as_it_does_once_stored() -> None:
         (["filter", "eval", "--engine", "abacus"], "'abacus' is not one of"),
         (["flter"], "No such command 'flter'"),
         (["filter", "lint", "--wrong"], "No such option"),
+        (["filter", "test", "--colour", "a = 1"], "No such option"),
     ],
 )
 def test_misuse_is_answered_in_one_line_with_exit_code_2(arguments: list[str], line: str) -> None:

@@ -1,8 +1,10 @@
 """The store as a whole: appends, flushes, delays, keeping and removing, and wrong directories."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -180,18 +182,20 @@ def test_old_files_are_removed_and_reading_there_says_so(tmp_path: Path) -> None
     assert list(Directory(tmp_path).verify()) == []
 
 
-def test_a_crowded_disk_costs_the_oldest_files_and_a_full_one_refuses(tmp_path: Path) -> None:
-    with Store(tmp_path, small(disk_ratio=0.1, full_ratio=0.1)) as store:
-        for _ in range(60):
-            store.append([Draft(topic="T", body=bytes(200))])
-        import shutil
-
-        usage = shutil.disk_usage(tmp_path)
-        if usage.used / usage.total > 0.1:
-            assert len(store.clean()) > 0
-            assert len(store.log.files.starts) == 1
-            with pytest.raises(DiskFull, match="free some room"):
-                store.append([Draft(topic="T")])
+def test_appends_are_refused_while_the_disk_is_too_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = [95]
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(total=100, free=100 - usage[0])
+    )
+    with Store(tmp_path, small()) as store:
+        store.clean()
+        with pytest.raises(DiskFull, match="95% of the disk is in use; free some room"):
+            store.append([Draft(topic="T")])
+        usage[0] = 50
+        store.clean()
+        store.append([Draft(topic="T")])
 
 
 def test_keys_are_found_exactly(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`tamis filter`: try a filter, look for its traps, evaluate many."""
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -35,11 +36,21 @@ def filter_group() -> None:
     """Try, check and evaluate filters."""
 
 
-# An expression may begin with a minus, as `-a > 5` does.
-_EXPRESSIONS = {"ignore_unknown_options": True}
+class _TakesExpressions(click.Command):
+    """An expression may begin with a minus, as `-a > 5` does, but not as a long option does."""
+
+    ignore_unknown_options = True
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        known = {name for option in self.get_params(context) for name in option.opts}
+        for arg in itertools.takewhile(lambda arg: arg != "--", args):
+            name = arg.split("=")[0]
+            if name.startswith("--") and name[2:3].isalpha() and name not in known:
+                raise click.NoSuchOption(name, ctx=context)
+        return super().parse_args(context, args)
 
 
-@filter_group.command(context_settings=_EXPRESSIONS)
+@filter_group.command(cls=_TakesExpressions)
 @click.argument("expression", metavar="EXPR")
 @click.option(
     "-p", "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="May be repeated."
@@ -64,7 +75,6 @@ def test(
     """
     from ..errors import InvalidFilter
 
-    _check_options(context, expression)
     properties = _properties(pairs)
     try:
         if tags:
@@ -79,13 +89,6 @@ def test(
         )
         context.exit(2)
     context.exit(0 if matched else 1)
-
-
-def _check_options(context: click.Context, *expressions: str) -> None:
-    """What looks like a long option is a mistyped one, no expression."""
-    for expression in expressions:
-        if expression.startswith("--") and expression[2:3].isalpha():
-            raise click.NoSuchOption(expression.split("=")[0], ctx=context)
 
 
 def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -207,7 +210,7 @@ def _print_tag_explanation(explanation: "TagExplanation") -> None:
         click.echo(f"  {click.style(f'{word:<7}', fg=_COLOURS[word])}  {who} {what}")
 
 
-@filter_group.command(context_settings=_EXPRESSIONS)
+@filter_group.command(cls=_TakesExpressions)
 @click.argument("expressions", metavar="EXPR...", nargs=-1, required=True)
 @_tags
 @_dialect
@@ -225,7 +228,6 @@ def lint(
     from ..filter.lint import Severity, lint_tags
     from ..filter.lint import lint as lint_sql
 
-    _check_options(context, *expressions)
     worst = 0
     for label, text in _texts(expressions, blanks_count=tags):
         try:

@@ -24,6 +24,7 @@ __all__ = [
     "crc_of",
     "crcs_and_times",
     "extension_codes",
+    "extension_end",
     "find_record",
     "group_rows",
     "int2",
@@ -342,6 +343,18 @@ def may_match(
             if not (load1(base + at + 20 + (p >> 3)) >> (p & 7)) & 1:
                 out[row] = 0
                 break
+
+
+@compiled
+def extension_end(base: Address, file_size: Int) -> Int:
+    """Where the units of an extension file end, by their sizes."""
+    at = 0
+    while at + 20 <= file_size:
+        size = int2(base + at)
+        if size <= 0:
+            break
+        at += size
+    return at
 
 
 @compiled

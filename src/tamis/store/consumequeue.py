@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..message import QueueOffset
 from . import format
+from ._walk import extension_end
 from .files import Bytes, Files
 from .format import EXT_ADDRESS_MAX, EXT_BASE, EXT_HEAD, EXT_HEAD_SIZE, EXT_TAIL, UNIT, UNIT_SIZE
 from .mapped import FileSequence
@@ -185,12 +186,7 @@ class Extension:
         """Finds the end: walks all units, by their size, and clears what follows the last."""
         end = self.sequence.start
         for start, file in self.sequence.files():
-            at = 0
-            while at + EXT_HEAD_SIZE <= self.sequence.file_size:
-                size = int.from_bytes(file.data[at : at + 2].tobytes(), "big", signed=True)
-                if size <= 0:
-                    break
-                at += size
+            at = extension_end(file.data.ctypes.data, self.sequence.file_size)
             end = start + at
         self.sequence.truncate(end)
 

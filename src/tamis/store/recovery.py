@@ -46,6 +46,7 @@ class LogState:
     end: LogOffset  # of the last sound record: what follows was never whole, and goes
     damages: tuple[Damage, ...]
     torn: str | None  # why the end is where it is, if something was begun there
+    last_time: int  # the latest store time met, milliseconds; 0 without a record
 
 
 def scan_log(log: CommitLog, start: int) -> LogState:
@@ -55,16 +56,16 @@ def scan_log(log: CommitLog, start: int) -> LogState:
     yet. If one does follow, the place is damage: it is passed over and reported.
     """
     damages: list[Damage] = []
-    at = start
+    at, latest = start, 0
     while True:
         try:
-            for _ in log.walk(at, check_crc=True):
-                pass
-            return LogState(LogOffset(log.end), tuple(damages), None)
+            for chunk in log.walk(at, check_crc=True):
+                latest = int(np.max(chunk.rows[:, Column.STORED], initial=latest))
+            return LogState(LogOffset(log.end), tuple(damages), None, latest)
         except CorruptRecord as bad:
             found = next_record(log, bad.offset + 1)
             if found is None:
-                return LogState(LogOffset(bad.offset), tuple(damages), _torn(log, bad))
+                return LogState(LogOffset(bad.offset), tuple(damages), _torn(log, bad), latest)
             where = LogOffset(bad.offset), LogOffset(found)
             damages.append(Damage(bad.file, *where, bad.reason))
             at = found
@@ -119,23 +120,6 @@ def first_file_after(log: CommitLog, safe: int) -> LogOffset:
         if count and 0 < rows[0, Column.STORED] <= safe:
             return LogOffset(start)
     return log.start
-
-
-def last_time(log: CommitLog, start: int) -> int:
-    """The latest store time of the records from `start` on; 0 if there is none."""
-    latest, at = 0, start
-    while at < log.end:
-        try:
-            for chunk in log.walk(at):
-                if len(chunk.rows):
-                    latest = max(latest, int(chunk.rows[:, Column.STORED].max()))
-            break
-        except CorruptRecord as bad:
-            found = next_record(log, bad.offset + 1)
-            if found is None:
-                break
-            at = found
-    return latest
 
 
 def has_extension(queue: ConsumeQueue) -> bool:

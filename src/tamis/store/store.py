@@ -171,7 +171,7 @@ class Store:
             queue.correct_min_offset(self._log.start)
             queue.measure()
             self._next_offsets[key] = queue.max_offset
-        self._last_time = max(self._checkpoint.log, recovery.last_time(self._log, begin))
+        self._last_time = max(self._checkpoint.log, state.last_time)
 
     def _noted(self) -> tuple[list[Queue], int] | None:
         """The queues and the number of index files there were; None if we never kept this."""
