@@ -1,6 +1,10 @@
 """Every exception Tamis raises on purpose.
 
     Error
+    ├── ProtocolError
+    │   ├── LocalProtocolError   we broke the rules: a bug of the caller
+    │   └── RemoteProtocolError  the peer did: its connection is of no more use
+    ├── ResponseError            a request was refused: .code .remark
     ├── FilterError
     │   ├── InvalidFilter        the text does not compile: .text .position .reason .hint
     │   │   ├── FilterSyntaxError    it is not an expression of the language
@@ -22,6 +26,10 @@ __all__ = [
     "FilterTypeError",
     "FilterValueError",
     "InvalidFilter",
+    "LocalProtocolError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "ResponseError",
     "StoreError",
     "place",
 ]
@@ -42,6 +50,30 @@ class Error(Exception):
 
 class ConfigError(Error):
     """A setting has a value it can't have."""
+
+
+class ProtocolError(Error):
+    """The rules of the wire were broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """By us: a command that can't be sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """By the peer: bytes that are no frame, a header that can't be read."""
+
+
+class ResponseError(Error):
+    """A request was answered with a code other than success. A server raises it to answer so."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(code, remark)
+        self.code = code
+        self.remark = remark
+
+    def __str__(self) -> str:
+        return f"{self.remark} (code {int(self.code)})"
 
 
 class FilterError(Error):

@@ -370,6 +370,12 @@ def extension_codes(
             out[row], known[row] = _int8(base + at + 2), 1
 
 
+@inlined
+def _stored(record: Address) -> Int:
+    """The low half of a record's store time."""
+    return int4(record + (72 if int4(record + 36) & 0x10 else 60)) & 0xFFFFFFFF
+
+
 @compiled
 def are_sound(
     base: Address,
@@ -377,21 +383,35 @@ def are_sound(
     sizes: Rows,
     file_start: Int,
     stop: Int,
+    places: Rows,
+    crcs: Rows,
+    times: Rows,
     out: npt.NDArray[np.bool_],
 ) -> None:
-    """Whether a whole record of its size lies at each place, its body as its CRC says."""
+    """Whether a whole record of its size lies at each place, as its seal says, or its body's CRC.
+
+    The last three are the seals of this file, in the order of their places.
+    """
     rows = np.empty((1, 10), dtype=np.int64)
     for i in range(len(ats)):
         out[i] = False
-        if ats[i] >= 0 and ats[i] + sizes[i] <= stop:
-            count, _, _ = walk(base, ats[i], ats[i] + sizes[i], file_start, True, rows)
-            out[i] = count == 1 and rows[0, _SIZE] == sizes[i]
-
-
-@inlined
-def _stored(record: Address) -> Int:
-    """The low half of a record's store time."""
-    return int4(record + (72 if int4(record + 36) & 0x10 else 60)) & 0xFFFFFFFF
+        if ats[i] < 0 or ats[i] + sizes[i] > stop:
+            continue
+        low, high = 0, len(places)
+        while low < high:
+            middle = (low + high) >> 1
+            if places[middle] < ats[i]:
+                low = middle + 1
+            else:
+                high = middle
+        record = base + ats[i]
+        sealed = low < len(places) and places[low] == ats[i] and times[low] == _stored(record)
+        count, _, _ = walk(base, ats[i], ats[i] + sizes[i], file_start, not sealed, rows)
+        out[i] = (
+            count == 1
+            and rows[0, _SIZE] == sizes[i]
+            and (not sealed or crcs[low] == crc_of(record, sizes[i]))
+        )
 
 
 @compiled

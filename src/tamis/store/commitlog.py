@@ -32,6 +32,7 @@ _COUNTED = (0, int(SysFlag.COMMIT))
 
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
+_NO_SEALS = (np.empty(0, dtype=np.int64),) * 3
 
 
 class IllegalMessage(StoreError):
@@ -255,7 +256,9 @@ class CommitLog:
         at = 0
         while at < len(offsets):
             file_start = int(offsets[at]) - int(offsets[at]) % file_size
-            to = at + int(np.searchsorted(offsets[at:], file_start + file_size))
+            to = len(offsets)  # mostly: they are in order, and few
+            if offsets[-1] >= file_start + file_size:
+                to = at + int(np.searchsorted(offsets[at:], file_start + file_size))
             whole = self._sequence.file_data(int(offsets[at]))
             if whole is None:
                 found += [_NOTHING] * (to - at)
@@ -264,9 +267,8 @@ class CommitLog:
                 ats, lengths = offsets[at:to] - file_start, sizes[at:to]
                 sound = np.empty(len(ats), dtype=np.bool_)
                 stop = min(end - file_start, file_size)
-                are_sound(data.ctypes.data, ats, lengths, file_start, stop, sound)
-                if self._seals is not None:
-                    sound &= ~self._seals.broken(file_start, data, ats, lengths)
+                seals = self._seals.of(file_start) if self._seals is not None else _NO_SEALS
+                are_sound(data.ctypes.data, ats, lengths, file_start, stop, *seals, sound)
                 spans = zip(ats.tolist(), lengths.tolist(), sound.tolist(), strict=True)
                 found += [data[a : a + n] if good else _NOTHING for a, n, good in spans]
             at = to

@@ -17,7 +17,7 @@ from ..filter.logic import Outcome
 from ..java import decode_utf8, string_hash
 from ..message import DELAY_TOPIC, PropertyName, SysFlag
 from ._walk import Column, Rows, group_rows, java_hashes, split_keys
-from .commitlog import Chunk, is_topic
+from .commitlog import Chunk, Queue, is_topic
 from .consumequeue import ConsumeQueue
 from .files import Bytes
 from .format import UNIT
@@ -72,6 +72,7 @@ class Dispatcher:
         self._filters = filters
         self._bloom = bloom or BloomFilter()
         self._finder = PropertyFinder(_FOUND)
+        self.grown: set[Queue] = set()  # queues that got units; whoever looks clears it
 
     def dispatch(self, chunk: Chunk) -> None:
         rows, data = chunk.rows, chunk.data
@@ -105,6 +106,7 @@ class Dispatcher:
             if len(members):
                 queue = self._queue_of(topic, int(first[Column.QUEUE]))
                 self._append_units(queue, topic, chunk, members, codes, starts, ends)
+                self.grown.add((topic, int(first[Column.QUEUE])))
         if self._index is not None:
             seeds = {group: string_hash(f"{topic}#") for group, topic in topics.items()}
             by_row = np.array([seeds[group] for group in range(count)], dtype=np.int64)[groups]

@@ -75,6 +75,10 @@ class Seals:
         result[sealed] = same & (now[:, 0] != crcs[found[sealed]])
         return result
 
+    def of(self, file: int) -> tuple[Ints, Ints, Ints]:
+        """The seals of a log file: places, in order, with their CRCs and times."""
+        return self._load(file)
+
     def places(self, file: int) -> Ints:
         """Where records of a log file were written, in order."""
         return self._load(file)[0]

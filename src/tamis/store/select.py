@@ -79,13 +79,20 @@ class Limits:
 
 
 class Selection(NamedTuple):
-    """`records` are the bytes in the log, to be sent as they are."""
+    """`records` are the bytes in the log, to be sent as they are.
+
+    Of the messages up to `next_offset`, SQL was asked about `evaluated` and could not tell of
+    `failed`: those are not delivered. `failures` are the offsets of some of them.
+    """
 
     status: Status
     records: list[Bytes]
     next_offset: QueueOffset
     min_offset: QueueOffset
     max_offset: QueueOffset
+    evaluated: int = 0
+    failed: int = 0
+    failures: tuple[int, ...] = ()
 
 
 _STRETCH = 65_536  # units whose records are looked at together, at the most
@@ -115,20 +122,24 @@ class QueueReader:
         basket = _Basket(limits, self._log, self._queue)
         deadline = self._clock() + limits.seconds
         status = Status.NO_MATCHED_MESSAGE
+        tally = _Tally()
         at = offset
         while at < high:
             count = min(high - at, limits.units - (at - offset))
             if limits.strict:
                 count = min(high - at, max(800, limits.messages))
+            elif wanted is None:
+                count = min(count, 2 * basket.most)  # more than that it does not take
             units = self._queue.units(at, count)
             if not len(units):
                 if at == offset:
                     after = self._queue.next_file(offset)
                     return Selection(Status.OFFSET_FOUND_NULL, [], after, low, high)
                 break
-            last = self._take(units, wanted, basket)
+            last = self._take(units, wanted, basket, tally)
             if last is not None:
                 status = last
+            tally.count(at, basket.walked)
             at += basket.walked
             if limits.strict or basket.full or at - offset >= limits.units:
                 break
@@ -136,7 +147,8 @@ class QueueReader:
                 break
         if basket.records:
             status = Status.FOUND
-        return Selection(status, basket.records, QueueOffset(at), low, high)
+        told = (tally.evaluated, tally.failed, tuple(tally.failures))
+        return Selection(status, basket.records, QueueOffset(at), low, high, *told)
 
     def count(self, offset: int, wanted: TagFilter | SqlFilter | None = None) -> int:
         """How many messages from `offset` to the end match: the lag, exactly."""
@@ -170,7 +182,11 @@ class QueueReader:
             at += len(units)
 
     def _take(
-        self, units: Units, wanted: TagFilter | SqlFilter | None, basket: "_Basket"
+        self,
+        units: Units,
+        wanted: TagFilter | SqlFilter | None,
+        basket: "_Basket",
+        tally: "_Tally",
     ) -> Status | None:
         """Fills the basket from the units; gives what decided last if nothing was taken."""
         found = self._candidates(units, wanted)
@@ -182,7 +198,7 @@ class QueueReader:
         while done < len(present) and not basket.full:
             part = present[done : done + size]
             if isinstance(wanted, SqlFilter):
-                part = part[self._passes(units, part, wanted)]
+                part = part[self._passes(units, part, wanted, tally)]
             basket.take(part)
             done += size
             size = min(2 * size, _STRETCH)
@@ -204,11 +220,12 @@ class QueueReader:
 
     def _candidates(self, units: Units, wanted: TagFilter | SqlFilter | None) -> Ints:
         """Numbers of the units that their code or bitmap does not rule out."""
-        found = np.arange(len(units))
         if isinstance(wanted, TagFilter) and not wanted.matches_all:
             found = np.flatnonzero(self._by_tags(units, wanted))
         elif isinstance(wanted, SqlFilter) and wanted.positions and self._queue.extension:
             found = np.flatnonzero(self._by_bitmap(units, wanted, self._queue.extension))
+        else:
+            found = np.arange(len(units))
         is_message = np.asarray(units["size"][found] != UNIT_BLANK_SIZE, dtype=np.bool_)
         return found[is_message]
 
@@ -259,7 +276,9 @@ class QueueReader:
         matched: npt.NDArray[np.bool_] = verdicts != 0
         return matched
 
-    def _passes(self, units: Units, numbers: Ints, wanted: SqlFilter) -> npt.NDArray[np.bool_]:
+    def _passes(
+        self, units: Units, numbers: Ints, wanted: SqlFilter, tally: "_Tally | None" = None
+    ) -> npt.NDArray[np.bool_]:
         """Which of the numbered units' messages the SQL says true of."""
         offsets = units["offset"][numbers].astype(np.int64)
         sizes = units["size"][numbers].astype(np.int64)
@@ -275,7 +294,11 @@ class QueueReader:
             ats = offsets[at:to] - file_start
             starts, ends = np.empty_like(ats), np.empty_like(ats)
             property_spans(data.ctypes.data, ats, sizes[at:to], starts, ends)
-            passed[at:to] = wanted.batch_filter.match_spans(data, starts, ends) == Outcome.TRUE
+            outcomes = wanted.batch_filter.match_spans(data, starts, ends)
+            passed[at:to] = outcomes == Outcome.TRUE
+            if tally is not None:
+                tally.asked.append(numbers[at:to])
+                tally.failing.append(numbers[at:to][outcomes == Outcome.ERROR])
             at = to
         return passed
 
@@ -304,6 +327,31 @@ def _any_equal(
     return matched
 
 
+class _Tally:
+    """What SQL was asked, of the units that were done with: the others come again."""
+
+    def __init__(self) -> None:
+        self.evaluated = self.failed = 0
+        self.failures: list[int] = []
+        self.asked: list[Ints] = []  # numbers of units of this stretch
+        self.failing: list[Ints] = []
+
+    def count(self, first: int, walked: int) -> None:
+        """The stretch from offset `first` is over, `walked` of its units are done with."""
+        for numbers in self.asked:
+            self.evaluated += int(np.searchsorted(numbers, walked))
+        for numbers in self.failing:
+            done = numbers[: int(np.searchsorted(numbers, walked))]
+            self.failed += len(done)
+            room = _SAMPLES - len(self.failures)
+            self.failures += (done[: max(room, 0)] + first).tolist()
+        self.asked.clear()
+        self.failing.clear()
+
+
+_SAMPLES = 8  # of failures, in one answer
+
+
 class _Basket:
     """Takes messages until an answer is full. RocketMQ asks at every unit, wanted or not, whether
     it would still fit, so a large unit nobody wants may end an answer too."""
@@ -313,6 +361,7 @@ class _Basket:
         self._log = log
         self._largest = queue.largest
         self._bytes = 0
+        self.most = min(limits.messages, limits.count)
         self.records: list[Bytes] = []
         self.full = False
         self.walked = 0  # units of this stretch that are done with
@@ -334,7 +383,7 @@ class _Basket:
         """How many fit whatever lies between them."""
         if not self._hot:
             return 0
-        most = min(self._limits.messages, self._limits.count) - len(self.records)
+        most = self.most - len(self.records)
         room = self._limits.bytes - self._bytes
         return max(min(most, room // max(self._largest, 1), len(numbers)), 0)
 
@@ -343,13 +392,16 @@ class _Basket:
             return
         offsets = self._units["offset"][numbers].astype(np.int64)
         sizes = self._units["size"][numbers].astype(np.int64)
-        for offset, record in zip(offsets, self._log.sound_records(offsets, sizes), strict=True):
-            if len(record):
-                self.records.append(record)
-                self._bytes += len(record)
-            else:
-                log.error("not served: there is no sound record at offset %d of the log", offset)
+        found = self._log.sound_records(offsets, sizes)
         self.walked = int(numbers[-1]) + 1
+        good = [record for record in found if len(record)]
+        self.records += good
+        self._bytes += int(sizes.sum()) if len(good) == len(found) else sum(map(len, good))
+        for offset, record in zip(offsets, found, strict=True) if len(good) < len(found) else ():
+            if not len(record):
+                log.error("not served: there is no sound record at offset %d of the log", offset)
+        if self._hot and len(self.records) >= self.most:
+            self.full = True  # RocketMQ finds out at the next unit
 
     def finish(self) -> None:
         """No match is left: on to the end of the stretch, unless something there is too large."""
@@ -361,12 +413,8 @@ class _Basket:
         limits, taken = self._limits, len(self.records)
         if not taken or self.walked >= end:
             return False
-        most = min(limits.messages, limits.count)
-        if self._hot and taken < most and self._bytes + self._largest <= limits.bytes:
+        if self._hot and taken < self.most and self._bytes + self._largest <= limits.bytes:
             return False
-        if self._hot and taken >= most:
-            self.full = True
-            return True
         between = self._units[self.walked : end]
         cold = int(self._log.end) - between["offset"] > limits.memory
         bytes_left = np.where(cold, limits.cold_bytes, limits.bytes) - self._bytes

@@ -205,7 +205,7 @@ class Store:
             placed = self._log.append(drafts, self._next_offsets, self._time())  # 1
             end = self._log.end
         if self.config.flush == "sync":
-            self._make_durable(end)  # 2
+            self.make_durable(end)  # 2
         return placed  # 3
 
     def append_batch(self, envelope: Draft, batch: bytes) -> list[Appended]:
@@ -217,7 +217,7 @@ class Store:
             placed = self._log.append_batch(envelope, batch, self._next_offsets, self._time())
             end = self._log.end
         if self.config.flush == "sync":
-            self._make_durable(end)
+            self.make_durable(end)
         return placed
 
     def _time(self) -> int:
@@ -232,8 +232,12 @@ class Store:
             used = f"{self._disk_used():.0%}"
             raise DiskFull(f"{self.paths.root}: {used} of the disk is in use; free some room")
 
-    def _make_durable(self, end: int) -> None:
-        """Group commit: whoever comes first flushes for all who came before the flush began."""
+    def make_durable(self, end: int | None = None) -> None:
+        """What is in the log, up to `end` or all of it, is on the disk. Blocks; any thread may ask.
+
+        Group commit: whoever comes first flushes for all who came before the flush began.
+        """
+        end = self._log.end if end is None else end
         while True:
             with self._flushing:
                 while self._flush_running and self._durable < end:
@@ -280,13 +284,15 @@ class Store:
         block = properties_block.encode(properties).encode()
         return replace(draft, topic=DELAY_TOPIC, queue_id=level - 1, properties=block)
 
-    def dispatch(self) -> None:
-        """Brings queues, extensions and index up to the end of the log."""
+    def dispatch(self) -> set[Queue]:
+        """Brings queues, extensions and index up to the end of the log. Gives the queues grown."""
         # what a start did not find damaged, or was written since, is taken for sound
         start = max(self._dispatched, self._log.start)
         for chunk in self.sound_chunks(start, check_crc=bool(self.damages)):
             self._dispatcher.dispatch(chunk)
             self._dispatched = chunk.end
+        grown, self._dispatcher.grown = self._dispatcher.grown, set()
+        return grown
 
     def sound_chunks(self, start: int | None = None, *, check_crc: bool = True) -> Iterator[Chunk]:
         """Every sound record from `start`; damaged places are passed over."""
@@ -328,6 +334,9 @@ class Store:
             self._queues[key] = queue
             self._unnoted = True
         return self._queues[key]
+
+    def find_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get((topic, queue_id))
 
     # Reading
 
@@ -397,6 +406,15 @@ class Store:
         return self._log
 
     @property
+    def index(self) -> KeyIndex:
+        return self._index
+
+    @property
+    def dispatched(self) -> int:
+        """Up to where in the log queues and index are made."""
+        return self._dispatched
+
+    @property
     def queues(self) -> dict[Queue, ConsumeQueue]:
         return dict(self._queues)
 
@@ -406,7 +424,7 @@ class Store:
         """Makes all there is durable: (1) log, (2) queues and index, (3) the checkpoint of both."""
         end, stored = self._log.end, self._last_time
         caught_up = self._dispatched >= end
-        self._make_durable(end)  # 1
+        self.make_durable(end)  # 1
         for queue in list(self._queues.values()):
             queue.flush()  # 2
         self._index.flush()

@@ -4,7 +4,7 @@ What is written is fastjson's text as RocketMQ 4.9.4 has it (`ConfigManager`, `M
 tabs, fields in alphabetical order, integer map keys unquoted. What the values mean, such as that
 filters loaded are taken for dead until their group is heard of, is left to the broker.
 
-In three parts: the tables and their fields; reading and replacing a file; fastjson's text.
+In two parts: the tables and their fields; reading and replacing a file.
 """
 
 import json
@@ -12,13 +12,14 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from enum import IntFlag, StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 from ..errors import StoreError
 from ..message import QueueOffset
+from ..wire import beans, fastjson
+from ..wire.bodies import DataVersion, GroupConfig, Perm, TopicConfig, TopicFilterType
 
 __all__ = [
     "DataVersion",
@@ -32,9 +33,7 @@ __all__ = [
     "load_filters",
     "load_groups",
     "load_topics",
-    "parse",
     "read_table",
-    "render",
     "save_consumer_offsets",
     "save_delay_offsets",
     "save_filters",
@@ -48,62 +47,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Fields = dict[str, Any]
 
-MAX_DEPTH: Final = 32  # of objects and arrays in each other; RocketMQ's tables need 6
-_SPACE = re.compile(r"[ \t\r\n]*")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
-
-
-class Perm(IntFlag):
-    """What a topic allows. RocketMQ's source names bit positions; these are the masks."""
-
-    INHERIT = 1 << 0
-    WRITE = 1 << 1
-    READ = 1 << 2
-    PRIORITY = 1 << 3
-
-
-class TopicFilterType(StrEnum):
-    SINGLE_TAG = "SINGLE_TAG"
-    MULTI_TAG = "MULTI_TAG"
-
-
-# A field of a table is declared once, with its name in the file; a dot leads into an object within.
-# One missing from the file has its default here, or else Java's zero or empty.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataVersion:
-    """Goes up with every change of a table; the name server compares it."""
-
-    timestamp: Annotated[int, "timestamp"] = 0  # milliseconds
-    counter: Annotated[int, "counter"] = 0
-
-    def next(self, now: int) -> "DataVersion":
-        return DataVersion(timestamp=now, counter=self.counter + 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfig:
-    name: Annotated[str, "topicName"]
-    read_queues: Annotated[int, "readQueueNums"] = 16
-    write_queues: Annotated[int, "writeQueueNums"] = 16
-    perm: Annotated[Perm, "perm"] = Perm.READ | Perm.WRITE
-    filter_type: Annotated[TopicFilterType, "topicFilterType"] = TopicFilterType.SINGLE_TAG
-    sys_flag: Annotated[int, "topicSysFlag"] = 0
-    order: Annotated[bool, "order"] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupConfig:
-    name: Annotated[str, "groupName"]
-    consume_enabled: Annotated[bool, "consumeEnable"] = True
-    consume_from_min_enabled: Annotated[bool, "consumeFromMinEnable"] = True
-    consume_broadcast_enabled: Annotated[bool, "consumeBroadcastEnable"] = True
-    retry_queues: Annotated[int, "retryQueueNums"] = 1
-    retry_max_times: Annotated[int, "retryMaxTimes"] = 16
-    broker_id: Annotated[int, "brokerId"] = 0  # the master
-    which_broker_when_consume_slowly: Annotated[int, "whichBrokerWhenConsumeSlowly"] = 1
-    notify_consumer_ids_changed: Annotated[bool, "notifyConsumerIdsChangedEnable"] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +149,9 @@ def save_filters(config: Path, filters: Filters) -> None:
     table: Fields = {}
     for (topic, group), data in filters.items():
         of_topic = table.setdefault(topic, {"groupFilterData": {}, "topic": topic})
-        of_topic["groupFilterData"][group] = _to_fields(data, dead=data.is_dead)
+        of_topic["groupFilterData"][group] = dict(
+            sorted((_to_fields(data) | {"dead": data.is_dead}).items())
+        )
     _write(config / "consumerFilter.json", {"filterDataByTopic": table}, _filters)
 
 
@@ -217,65 +163,21 @@ def _filters(table: Fields) -> dict[tuple[str, str], FilterData]:
     return loaded
 
 
-def _columns(row: type[Any]) -> list[tuple[str, Any, list[str], bool]]:
-    """Of each field: its name, its type, its path in the file, whether it has a default."""
-    hints = get_type_hints(row, include_extras=True)
-    return [
-        (field.name, kind, path.split("."), field.default is not MISSING)
-        for field in fields(row)
-        for kind, path in [get_args(hints[field.name])]
-    ]
+_from_fields = beans.from_json
+_to_fields = beans.to_json
 
 
-_COLUMNS: Final[dict[type[Any], list[tuple[str, Any, list[str], bool]]]] = {
-    row: _columns(row) for row in (DataVersion, TopicConfig, GroupConfig, FilterData)
-}
-
-
-def _to_fields(row: Any, **derived: bool) -> Fields:
-    made: Fields = dict(derived)
-    for name, _, (*outer, last), _ in _COLUMNS[type(row)]:
-        inner = made
-        for part in outer:
-            inner = inner.setdefault(part, {})
-        inner[last] = getattr(row, name)
-    return _sorted(made)
-
-
-def _sorted(made: Fields) -> Fields:
-    return {key: _sorted(v) if isinstance(v, dict) else v for key, v in sorted(made.items())}
-
-
-def _from_fields(row: type[T], source: Any, **keys: str) -> T:
-    """`keys` are what the entry is filed under; they stand in for fields it lacks."""
-    values: Fields = dict(keys)
-    source = _object(source, " ".join(keys.values()) or row.__name__)
-    for name, kind, (*outer, last), has_default in _COLUMNS[row]:
-        inner = source
-        for part in outer:
-            inner = _entries(inner, part)
-        if (value := inner.get(last)) is not None:
-            values[name] = _typed(value, kind, last)
-        elif not has_default:
-            values.setdefault(name, kind())
-    return row(**values)
-
-
-def _typed(value: Any, kind: Any, name: str) -> Any:
-    if kind == tuple[int, ...] and isinstance(value, list):
-        return tuple(_typed(item, int, name) for item in value)
-    if isinstance(kind, type) and isinstance(value, bool) is (kind is bool):
-        for plain in (bool, int, str):
-            if issubclass(kind, plain) and isinstance(value, plain):
-                return kind(value)
-    raise ValueError(f"{name}: {value!r:.60} is not of type {getattr(kind, '__name__', kind)}")
+def _typed_int(value: Any, name: str) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{name}: {value!r:.60} is not of type int")
+    return value
 
 
 def _offsets(table: Fields) -> dict[int, QueueOffset]:
     for key in table:
         if not _INTEGER.fullmatch(key):
             raise ValueError(f"{key!r:.60} is not the number of a queue or a level")
-    return {int(key): QueueOffset(_typed(value, int, key)) for key, value in table.items()}
+    return {int(key): QueueOffset(_typed_int(value, key)) for key, value in table.items()}
 
 
 def _entries(table: Fields, name: str) -> Fields:
@@ -315,7 +217,7 @@ def _read(path: Path, decode: Callable[[Fields], T]) -> T | None:
     is_broken = False
     for file in (path, _beside(path, ".bak")):
         try:
-            value = decode(parse(_text(file.read_bytes())))
+            value = decode(_parsed(_text(file.read_bytes())))
         except FileNotFoundError:
             faults.append(f"{file.name} is missing")
         except ValueError as error:
@@ -334,12 +236,13 @@ def _read(path: Path, decode: Callable[[Fields], T]) -> T | None:
 
 
 def _write(path: Path, value: Mapping[str, Any], decode: Callable[[Fields], object]) -> None:
-    data = render(value).encode()  # 1
+    # ASCII: read alike whatever the JVM's file.encoding
+    data = fastjson.render(value, pretty=True, ascii_only=True).encode()  # 1
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_synced(_beside(path, ".tmp"), data)  # 2
     try:
         current = path.read_bytes()
-        decode(parse(_text(current)))
+        decode(_parsed(_text(current)))
     except (FileNotFoundError, ValueError):
         pass
     else:
@@ -375,98 +278,8 @@ def _text(data: bytes) -> str:
         raise json.JSONDecodeError(reason, before, len(before)) from None
 
 
-def parse(text: str) -> Fields:
-    """The object in a JSON text. ValueError if it is none.
-
-    As in fastjson, a key may be an integer without quotes; it comes back as an int.
-    """
-    value, end = _value(text, _skip(text, 0), 0)
-    if (end := _skip(text, end)) != len(text):
-        raise json.JSONDecodeError("Extra data", text, end)
+def _parsed(text: str) -> Fields:
+    value = fastjson.parse(text)
     if not isinstance(value, dict):
-        raise json.JSONDecodeError("Expecting an object", text, _skip(text, 0))
+        raise json.JSONDecodeError("Expecting an object", text, 0)
     return value
-
-
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """A value that begins at `at`, and where it ends."""
-    opening = text[at : at + 1]
-    if opening not in ("{", "["):
-        return _scalar(text, at)
-    if depth == MAX_DEPTH:
-        raise json.JSONDecodeError(f"More than {MAX_DEPTH} levels deep", text, at)
-    entries: Fields = {}
-    items: list[Any] = []
-    closing, result = ("}", entries) if opening == "{" else ("]", items)
-    at = _skip(text, at + 1)
-    if text.startswith(closing, at):
-        return result, at + 1
-    while True:
-        if result is entries:
-            key, at = _key(text, at)
-            entries[key], at = _value(text, at, depth + 1)
-        else:
-            item, at = _value(text, at, depth + 1)
-            items.append(item)
-        at = _skip(text, at)
-        if text.startswith(closing, at):
-            return result, at + 1
-        if not text.startswith(",", at):
-            raise json.JSONDecodeError(f"Expecting ',' or '{closing}'", text, at)
-        at = _skip(text, at + 1)
-
-
-def _key(text: str, at: int) -> tuple[Any, int]:
-    """A key that begins at `at`, and where its value begins."""
-    key: str | int
-    if number := _INTEGER.match(text, at):
-        key, at = int(number[0]), number.end()
-    elif text.startswith('"', at):
-        key, at = _scalar(text, at)
-    else:
-        raise json.JSONDecodeError("Expecting a key: a string or an integer", text, at)
-    at = _skip(text, at)
-    if not text.startswith(":", at):
-        raise json.JSONDecodeError("Expecting ':'", text, at)
-    return key, _skip(text, at + 1)
-
-
-def _scalar(text: str, at: int) -> tuple[Any, int]:
-    try:
-        return _SCALARS.raw_decode(text, at)
-    except json.JSONDecodeError:
-        raise
-    except ValueError as error:  # NaN, or more digits than Python takes
-        raise json.JSONDecodeError(str(error), text, at) from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_SCALARS = json.JSONDecoder(parse_constant=_refuse)
-_ENCODE = json.JSONEncoder(allow_nan=False).encode
-
-
-def _skip(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    return space.end() if space else at
-
-
-def render(value: Any, depth: int = 0) -> str:
-    """JSON as fastjson's pretty format has it; a key that is an int has no quotes and no line.
-
-    What is not ASCII is escaped, so that it is read alike whatever the JVM's file.encoding.
-    """
-    if isinstance(value, Mapping):
-        line = "\n" + "\t" * (depth + 1)
-        entries = (
-            f"{line}{_ENCODE(key)}:{render(entry, depth + 1)}"
-            if isinstance(key, str)
-            else f"{key:d}:{render(entry, depth + 1)}"
-            for key, entry in value.items()
-        )
-        return f"{{{','.join(entries)}{line[:-1]}}}" if value else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(render(item, depth + 1) for item in value)}]"
-    return _ENCODE(value)

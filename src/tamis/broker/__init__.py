@@ -1,0 +1,1 @@
+"""The broker: what is done with each request."""

@@ -1,0 +1,336 @@
+"""A broker: its parts, what runs beside the requests, and its start and stop.
+
+One event loop owns everything here. Files leave it at one seam, `_in_thread`: syncing and the
+saving of tables. What is done again and again is listed in `start`.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ConfigError, StoreError
+from ..filter.bloom import BloomFilter
+from ..message import DELAY_TOPIC, Host
+from ..net.aio import Peer
+from ..net.server import Server
+from ..store.dispatch import parse_delay_levels
+from ..store.store import Store
+from ..wire.bodies import TopicConfig
+from . import dispatch
+from .config import BrokerConfig, Settings
+from .delay import Delays
+from .filters import Filters
+from .groups import Groups
+from .handlers.clients import notify_members
+from .handlers.monitor import FilterServers, Load
+from .handlers.pull import Puller
+from .handlers.send import Sender
+from .holds import Holds
+from .intake import Intake
+from .locks import Locks
+from .members import Consumers, Producers
+from .offsets import Offsets
+from .registration import Registrar
+from .stats import Stats
+from .topics import Topics
+from .transactions import Transactions
+from .verdicts import Verdicts
+
+__all__ = ["Broker"]
+
+log = logging.getLogger(__name__)
+
+_SILENT: Final = 120.0  # seconds without a heartbeat
+_SAVE_OFFSETS: Final = 5.0
+_SAVE_FILTERS: Final = 10.0
+_CLEAN: Final = 10.0
+_SWEEP: Final = 1.0
+_VIP: Final = 2  # old clients send to the port this much lower
+
+
+class Broker:
+    """From `start` to `close`, once. `data` is the store's directory, RocketMQ's own layout."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        data: Path | str,
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = Settings(config)
+        self.data = Path(data)
+        self.now = now
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPoolExecutor(2, "tamis-files")
+        self._saving: dict[str, asyncio.Task[None]] = {}
+        self._dispatching = False
+        self._last_dispatch = 0.0  # when it ended
+        self.dispatch_seconds = 0.0  # what the last one took
+        self.flush_seconds = 0.0
+        self.started = now()
+        self.port = 0
+        self.address = ""
+
+    async def start(self) -> None:
+        """Ready for requests, and registered where it could be, when this returns. Raises OSError
+        (the port), StoreError (the directory) and ConfigError."""
+        config = self.settings.config
+        self.server = Server(
+            {},
+            on_close=self._peer_closed,
+            idle_seconds=config.idle_seconds,
+            most_connections=config.most_connections,
+        )
+        try:
+            await self._start(config)
+        except BaseException:
+            await self.server.close()
+            self._threads.shutdown()
+            raise
+
+    async def _start(self, config: BrokerConfig) -> None:
+        self.port = await self.server.bind(config.bind, config.port)
+        if self.port > _VIP:
+            with contextlib.suppress(OSError):
+                await self.server.bind(config.bind, self.port - _VIP)
+        host = config.advertise or config.bind
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        store_host = _store_host(host, self.port)
+        settings = replace(config.store(), store_host=store_host)
+        self.store = await self._in_thread(lambda: Store(self.data, settings, now=self.now))
+        try:
+            await self._open(store_host)
+        except BaseException:
+            self.store.abandon()
+            raise
+
+    async def _open(self, store_host: Host) -> None:
+        config, store, now = self.settings.config, self.store, self.now
+        folder = store.paths.config
+        stored: dict[str, int] = {}
+        for topic, queue_id in store.queues:
+            stored[topic] = max(stored.get(topic, 0), queue_id + 1)
+        self.topics = Topics(folder, config, now, stored)
+        self.groups = Groups(folder, now)
+        self.offsets = Offsets(folder)
+        bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
+        self.filters = Filters(folder, bloom, now)
+        self.consumers, self.producers = Consumers(), Producers()
+        self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
+        self.holds, self.locks = Holds(self._clock), Locks(self._clock)
+        self.filter_servers = FilterServers(self._clock)
+        self.intake = Intake(store, sync=config.flush == "sync", on_stored=self._stored)
+        self.intake.on_flush = self._flushed
+        levels = parse_delay_levels(config.delay_levels)
+        self.delays = Delays(store, self.intake, folder, levels, now)
+        self.transactions = Transactions(
+            store, self.intake, self.offsets, self.topics, self.producers, self.settings, now
+        )
+        self.transactions.load()
+        self.puller = Puller(
+            self.settings,
+            store,
+            self.topics,
+            self.groups,
+            self.consumers,
+            self.filters,
+            self.offsets,
+            self.holds,
+            self.stats,
+            self.verdicts,
+            self._clock,
+        )
+        self.sender = Sender(
+            self.settings,
+            store,
+            self.intake,
+            self.topics,
+            self.groups,
+            self.producers,
+            self.transactions,
+            self.stats,
+            store_host,
+            now,
+        )
+        self.registrar = Registrar(
+            self.settings, self.topics, self.address, self.filter_servers.list
+        )
+        self._connect_parts()
+        await self.server.serve(dispatch.routes(self))
+        await self.registrar.start()
+        self._spawn(self.delays.run())
+        self._spawn(self.transactions.run())
+        self._every(lambda: self.settings.config.flush_interval, self._flush)
+        self._every(lambda: _SWEEP, self._sweep)
+        self._every(lambda: _SAVE_OFFSETS, self._save_offsets)
+        self._every(lambda: _SAVE_FILTERS, self._save_filters)
+        self._every(lambda: _CLEAN, self.clean)
+        log.info("broker %s at %s, store %s", config.name, self.address, self.data)
+
+    def _connect_parts(self) -> None:
+        """Who tells whom."""
+        self.topics.on_change = self._topic_changed
+        self.groups.on_change = lambda: self._save("groups", self.groups.snapshot)
+        self.consumers.on_change = lambda group: notify_members(self.settings, self.groups, group)
+        self.consumers.on_empty = self.filters.leave
+        self.filters.on_change = lambda: self.store.set_filters(self.filters.all())
+        self.filters.on_change()
+        self.settings.on_change = self._reconfigured
+        self._save("topics", self.topics.snapshot)
+
+    async def close(self) -> None:
+        """Everything is answered, stored and saved; the next start has nothing to recover."""
+        await self.registrar.close()
+        self.holds.answer_all()
+        await self.server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.intake.close()
+        await asyncio.gather(*self._saving.values(), return_exceptions=True)
+        self.transactions.note_progress()
+        for save in (
+            self.topics.snapshot(),
+            self.groups.snapshot(),
+            self.offsets.snapshot(),
+            self.filters.snapshot(),
+            self.delays.snapshot(),
+        ):
+            save()
+        self.store.close()
+        self._threads.shutdown()
+        log.info("broker %s stopped", self.settings.config.name)
+
+    def _peer_closed(self, peer: Peer) -> None:
+        self.holds.drop(peer)
+        self.consumers.drop(peer)
+        self.producers.drop(peer)
+        self.filter_servers.drop(peer)
+
+    def _topic_changed(self, topic: TopicConfig | None) -> None:
+        self._save("topics", self.topics.snapshot)
+        if topic is not None:
+            self.registrar.changed(topic)
+
+    def _reconfigured(self, old: BrokerConfig, new: BrokerConfig) -> None:
+        if old.permission != new.permission:
+            self.registrar.changed()
+
+    # Dispatch follows appends: soon if a pull waits, else in good time, and never so often that it
+    # takes more than a fourth of the loop's time.
+
+    def _stored(self) -> None:
+        if self._dispatching:
+            return
+        self._dispatching = True
+        since = self._clock() - self._last_dispatch
+        pause = max(3 * self.dispatch_seconds - since, 0.0 if self.holds.count else 0.001)
+        asyncio.get_running_loop().call_later(pause, self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._dispatching = False
+        started = self._clock()
+        try:
+            grown = self.store.dispatch()
+        except StoreError:
+            log.exception("dispatch failed; it is tried again with the next message")
+            return
+        self._last_dispatch = self._clock()
+        self.dispatch_seconds = self._last_dispatch - started
+        self.holds.grown(grown)
+        if any(topic == DELAY_TOPIC for topic, _ in grown):
+            self.delays.wake()
+
+    # What runs beside the requests.
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a part of the broker ended", exc_info=task.exception())
+
+    def _every(self, seconds: Callable[[], float], work: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            while True:
+                await asyncio.sleep(seconds())
+                try:
+                    await work()
+                except (StoreError, OSError, ConfigError) as error:
+                    log.error("%s: %s", work.__name__.strip("_"), error)
+
+        self._spawn(run())
+
+    async def _flush(self) -> None:
+        started = self._clock()
+        await self._in_thread(self.store.flush)
+        self._flushed(self._clock() - started)
+
+    def _flushed(self, seconds: float) -> None:
+        self.flush_seconds = seconds
+
+    async def _sweep(self) -> None:
+        self.holds.sweep()
+        before = self._clock() - _SILENT
+        self.consumers.drop_silent(before)
+        self.producers.drop_silent(before)
+        self.stats.tick(self._clock())
+        if self.store.dispatched < self.store.log.end:
+            self._stored()
+
+    async def _save_offsets(self) -> None:
+        self.transactions.note_progress()
+        if self.offsets.is_changed:
+            await self._in_thread(self.offsets.snapshot())
+        if self.delays.is_changed:
+            await self._in_thread(self.delays.snapshot())
+
+    async def _save_filters(self) -> None:
+        self.filters.clean(self.settings.config.filter_keep_seconds)
+        if self.filters.is_changed:
+            await self._in_thread(self.filters.snapshot())
+
+    async def clean(self) -> None:
+        """Removes what is too old, or what the disk has no room for."""
+        self.store.clean()
+
+    def load(self) -> Load:
+        return Load(sends=self.intake.backlog)
+
+    def _save(self, name: str, snapshot: Callable[[], Callable[[], None]]) -> None:
+        """Saves a table soon, once for all changes of this moment."""
+        if name in self._saving:
+            return
+
+        async def save() -> None:
+            try:
+                await asyncio.sleep(0.02)
+                del self._saving[name]
+                await self._in_thread(snapshot())
+            except StoreError as error:
+                log.error("the %s could not be saved: %s", name, error)
+
+        self._saving[name] = asyncio.get_running_loop().create_task(save())
+
+
+def _store_host(host: str, port: int) -> Host:
+    try:
+        return Host(ipaddress.ip_address(host).packed, port)
+    except ValueError:  # a name
+        return Host(b"\x7f\0\0\1", port)

@@ -1,0 +1,234 @@
+"""How a broker behaves: RocketMQ's switches under readable names.
+
+Each field says what RocketMQ calls it; tools that read or change a broker's configuration use those
+names. Changes made while it runs last until it stops.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from ..errors import ConfigError
+from ..store.config import StoreConfig
+from ..store.dispatch import DELAY_LEVELS
+from ..wire.bodies import Perm
+
+__all__ = ["BrokerConfig", "Settings", "Switch"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """RocketMQ's name of a setting; whether it can be changed while the broker runs."""
+
+    name: str
+    live: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerConfig:
+    """Durations are seconds, sizes bytes."""
+
+    # Who it is and where.
+    name: Annotated[str, Switch("brokerName")] = "broker-a"
+    cluster: Annotated[str, Switch("brokerClusterName")] = "DefaultCluster"
+    bind: Annotated[str, Switch("bindAddress")] = "127.0.0.1"
+    port: Annotated[int, Switch("listenPort")] = 10911  # 0: the system picks one
+    advertise: Annotated[str, Switch("brokerIP1")] = ""  # the host in routes; empty: `bind`
+    nameservers: Annotated[str, Switch("namesrvAddr")] = ""  # host:port;host:port
+    metrics_port: Annotated[int, Switch("metricsPort")] = -1  # 0: picked; -1: no metrics
+
+    # What it allows.
+    permission: Annotated[int, Switch("brokerPermission", live=True)] = 6  # 4 read, 2 write
+    auto_create_topics: Annotated[bool, Switch("autoCreateTopicEnable", live=True)] = True
+    auto_create_groups: Annotated[bool, Switch("autoCreateSubscriptionGroup", live=True)] = True
+    default_queues: Annotated[int, Switch("defaultTopicQueueNums")] = 8  # of topics it makes
+    reject_transactions: Annotated[bool, Switch("rejectTransactionMessage", live=True)] = False
+
+    # Filtering.
+    sql_filters: Annotated[bool, Switch("enablePropertyFilter", live=True)] = True
+    filter_retries: Annotated[bool, Switch("filterSupportRetry", live=True)] = False
+    bitmaps: Annotated[bool, Switch("enableCalcFilterBitMap")] = False  # costs a pass at dispatch
+    extensions: Annotated[bool, Switch("enableConsumeQueueExt")] = False  # needed by bitmaps
+    bloom_groups: Annotated[int, Switch("expectConsumerNumUseFilter")] = 32
+    bloom_error_percent: Annotated[int, Switch("maxErrorRateOfBloomFilter")] = 20
+    filter_keep_seconds: Annotated[float, Switch("filterDataCleanTimeSpan", live=True)] = 86_400.0
+
+    # Pulls.
+    long_polling: Annotated[bool, Switch("longPollingEnable", live=True)] = True
+    short_polling_seconds: Annotated[float, Switch("shortPollingTimeMills", live=True)] = 1.0
+    pull_messages: Annotated[int, Switch("maxTransferCountOnMessageInMemory", live=True)] = 32
+    pull_bytes: Annotated[int, Switch("maxTransferBytesOnMessageInMemory", live=True)] = 262_144
+    pull_scan_seconds: Annotated[float, Switch("pullScanSeconds", live=True)] = 2.0  # for a match
+    notify_members: Annotated[bool, Switch("notifyConsumerIdsChangedEnable", live=True)] = True
+
+    # Messages that wait.
+    delay_levels: Annotated[str, Switch("messageDelayLevel")] = DELAY_LEVELS
+    transaction_timeout: Annotated[float, Switch("transactionTimeOut", live=True)] = 6.0
+    transaction_check_interval: Annotated[float, Switch("transactionCheckInterval", live=True)] = (
+        60.0
+    )
+    transaction_check_max: Annotated[int, Switch("transactionCheckMax", live=True)] = 15
+    region: Annotated[str, Switch("regionId", live=True)] = "DefaultRegion"
+    trace: Annotated[bool, Switch("traceOn", live=True)] = True
+
+    # Keeping.
+    flush: Annotated[Literal["async", "sync"], Switch("flushDiskType")] = "async"
+    flush_interval: Annotated[float, Switch("flushIntervalCommitLog", live=True)] = 0.5
+    keep_hours: Annotated[float, Switch("fileReservedTime")] = 72.0
+    disk_ratio: Annotated[float, Switch("diskMaxUsedSpaceRatio")] = 0.75
+    full_ratio: Annotated[float, Switch("diskSpaceWarningLevelRatio")] = 0.90
+    log_file_size: Annotated[int, Switch("mappedFileSizeCommitLog")] = 2**30
+    queue_file_size: Annotated[int, Switch("mappedFileSizeConsumeQueue")] = 6_000_000
+    extension_file_size: Annotated[int, Switch("mappedFileSizeConsumeQueueExt")] = 48 * 2**20
+    index_slots: Annotated[int, Switch("maxHashSlotNum")] = 5_000_000
+    index_entries: Annotated[int, Switch("maxIndexNum")] = 20_000_000
+
+    # Limits: raising one costs memory.
+    max_message_size: Annotated[int, Switch("maxMessageSize", live=True)] = 4 * 2**20
+    send_backlog: Annotated[int, Switch("sendThreadPoolQueueCapacity", live=True)] = 10_000
+    pull_backlog: Annotated[int, Switch("pullThreadPoolQueueCapacity", live=True)] = 100_000
+    most_connections: Annotated[int, Switch("serverChannelMaxConnections")] = 20_000
+    idle_seconds: Annotated[float, Switch("serverChannelMaxIdleTimeSeconds")] = 120.0
+
+    def __post_init__(self) -> None:
+        for name, kind, _ in _settings():
+            value = getattr(self, name)
+            allowed = get_args(kind) if get_origin(kind) is Literal else None
+            if allowed and value not in allowed:
+                raise ConfigError(f"{name} = {value!r}: it takes {' or '.join(allowed)}")
+            if allowed is None and type(value) is not kind:
+                if kind is float and type(value) is int:
+                    object.__setattr__(self, name, float(value))
+                else:
+                    raise ConfigError(f"{name} = {value!r}: it takes {_KINDS[kind]}")
+        for name in ("port", "metrics_port"):
+            if not -1 <= getattr(self, name) < 65_536:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it takes 0 to 65535")
+        if not 0 <= self.permission <= 7:
+            raise ConfigError(f"permission = {self.permission}: it takes 0 to 7")
+        for name in ("default_queues", "pull_messages", "pull_bytes", "max_message_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it takes 1 or more")
+        if self.bitmaps and not self.extensions:
+            object.__setattr__(self, "extensions", True)  # it would have nowhere to write them
+        self.store()
+
+    def store(self) -> StoreConfig:
+        """Of the store this broker keeps. It waits for the disk itself when `flush` is sync."""
+        return StoreConfig(
+            flush="async",
+            extensions=self.extensions,
+            bitmaps=self.bitmaps,
+            delay_levels=self.delay_levels,
+            keep_hours=self.keep_hours,
+            disk_ratio=self.disk_ratio,
+            full_ratio=self.full_ratio,
+            max_body=self.max_message_size,
+            bloom_error_percent=self.bloom_error_percent,
+            bloom_groups=self.bloom_groups,
+            log_file_size=self.log_file_size,
+            queue_file_size=self.queue_file_size,
+            extension_file_size=self.extension_file_size,
+            index_slots=self.index_slots,
+            index_entries=self.index_entries,
+        )
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.permission & Perm.READ)
+
+    @property
+    def is_writable(self) -> bool:
+        return bool(self.permission & Perm.WRITE)
+
+    @classmethod
+    def from_text(cls, values: dict[str, str]) -> "BrokerConfig":
+        """Of settings by our names or RocketMQ's. Raises ConfigError."""
+        return cls()._with(values, running=False)
+
+    def changed(self, values: dict[str, str]) -> "BrokerConfig":
+        """With settings changed while it runs. Raises ConfigError for what can't be changed."""
+        return self._with(values, running=True)
+
+    def _with(self, values: dict[str, str], running: bool) -> "BrokerConfig":
+        known = {}
+        for name, kind, switch in _settings():
+            known[name] = known[switch.name] = (name, kind, switch)
+        found: dict[str, Any] = {}
+        for key, text in values.items():
+            if key not in known:
+                raise ConfigError(f"{key}: there is no such setting")
+            name, kind, switch = known[key]
+            value = _read(switch, kind, key, text)
+            if running and not switch.live and value != getattr(self, name):
+                raise ConfigError(f"{key}: it can't be changed while the broker runs")
+            found[name] = value
+        return replace(self, **found)
+
+    def shown(self) -> dict[str, str]:
+        """By RocketMQ's names, as it writes them."""
+        return {switch.name: _show(switch, getattr(self, name)) for name, _, switch in _settings()}
+
+
+_MILLISECONDS = (
+    "shortPollingTimeMills",
+    "filterDataCleanTimeSpan",
+    "transactionTimeOut",
+    "transactionCheckInterval",
+    "flushIntervalCommitLog",
+)
+_PERCENT = ("diskMaxUsedSpaceRatio",)
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+@cache
+def _settings() -> tuple[tuple[str, Any, Switch], ...]:
+    hints = get_type_hints(BrokerConfig, include_extras=True)
+    return tuple((f.name, *get_args(hints[f.name])) for f in fields(BrokerConfig))
+
+
+def _read(switch: Switch, kind: Any, key: str, text: str) -> Any:
+    """Under its own name RocketMQ counts milliseconds and percents; we, seconds and parts of 1."""
+    theirs = key == switch.name
+    try:
+        if get_origin(kind) is Literal:
+            return text.lower().removesuffix("_flush")
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if kind is float and switch.name in _MILLISECONDS and theirs:
+            return float(text) / 1000
+        if kind is float and switch.name in _PERCENT and theirs:
+            return float(text) / 100
+        return kind(text)
+    except (ValueError, KeyError):
+        raise ConfigError(f"{key} = {text!r}: it takes {_KINDS[kind]}") from None
+
+
+def _show(switch: Switch, value: Any) -> str:
+    if switch.name == "flushDiskType":
+        return f"{value.upper()}_FLUSH"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if switch.name in _MILLISECONDS:
+        return str(int(value * 1000))
+    if switch.name in _PERCENT:
+        return str(round(value * 100))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Settings:
+    """The configuration in force: a broker's parts look here each time they need one."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.on_change: Callable[[BrokerConfig, BrokerConfig], None] = lambda old, new: None
+
+    def change(self, values: dict[str, str]) -> None:
+        """Raises ConfigError, and then nothing is changed."""
+        old, self.config = self.config, self.config.changed(values)
+        log.info("settings changed: %s", values)
+        self.on_change(old, self.config)

@@ -1,0 +1,170 @@
+"""Which request goes where: one row each, with its header and the parts its handler uses."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..net.server import Route
+from ..wire import headers as h
+from ..wire.codes import RequestCode
+from .handlers import clients, groups, locks, monitor, queries, remote, topics, transaction
+
+if TYPE_CHECKING:
+    from .broker import Broker
+
+__all__ = ["routes"]
+
+
+def routes(b: "Broker") -> Mapping[int, Route]:
+    code = RequestCode
+    name = b.settings.config.name
+    progress = groups.Progress(name, b.store, b.topics, b.consumers, b.offsets, b.stats)
+    table: dict[int, Route] = {
+        # Producers.
+        code.SEND_MESSAGE: Route(h.SendMessage, b.sender.send),
+        code.SEND_MESSAGE_V2: Route(h.SendMessage, b.sender.send, letters=True),
+        code.SEND_BATCH_MESSAGE: Route(h.SendMessage, b.sender.send, letters=True),
+        code.SEND_REPLY_MESSAGE: Route(h.SendMessage, b.sender.reply),
+        code.SEND_REPLY_MESSAGE_V2: Route(h.SendMessage, b.sender.reply, letters=True),
+        code.END_TRANSACTION: Route(
+            h.EndTransaction, partial(transaction.end_transaction, b.transactions)
+        ),
+        # Consumers.
+        code.PULL_MESSAGE: Route(h.PullMessage, b.puller.pull_message),
+        code.LITE_PULL_MESSAGE: Route(h.PullMessage, b.puller.pull_message),
+        code.CONSUMER_SEND_MSG_BACK: Route(h.SendMessageBack, b.sender.send_back),
+        code.QUERY_CONSUMER_OFFSET: Route(
+            h.QueryConsumerOffset, partial(clients.query_offset, b.offsets, b.store)
+        ),
+        code.UPDATE_CONSUMER_OFFSET: Route(
+            h.UpdateConsumerOffset, partial(clients.update_offset, b.offsets)
+        ),
+        code.GET_CONSUMER_LIST_BY_GROUP: Route(
+            h.OfConsumerGroup, partial(clients.consumer_list, b.consumers)
+        ),
+        code.LOCK_BATCH_MQ: Route(None, partial(locks.lock_queues, b.locks)),
+        code.UNLOCK_BATCH_MQ: Route(None, partial(locks.unlock_queues, b.locks)),
+        # Both.
+        code.HEART_BEAT: Route(
+            None,
+            partial(
+                clients.heartbeat,
+                b.settings,
+                b.topics,
+                b.groups,
+                b.consumers,
+                b.producers,
+                b.filters,
+            ),
+        ),
+        code.UNREGISTER_CLIENT: Route(
+            h.UnregisterClient, partial(clients.unregister, b.consumers, b.producers)
+        ),
+        code.CHECK_CLIENT_CONFIG: Route(None, partial(clients.check_client_config, b.settings)),
+        # Messages and offsets.
+        code.QUERY_MESSAGE: Route(h.QueryMessage, partial(queries.query_message, b.store)),
+        code.VIEW_MESSAGE_BY_ID: Route(h.ViewMessage, partial(queries.view_message, b.store)),
+        code.SEARCH_OFFSET_BY_TIMESTAMP: Route(
+            h.SearchOffset, partial(queries.search_offset, b.store)
+        ),
+        code.GET_MAX_OFFSET: Route(h.OfQueue, partial(queries.last_offset, b.store)),
+        code.GET_MIN_OFFSET: Route(h.OfQueue, partial(queries.first_offset, b.store)),
+        code.GET_EARLIEST_MSG_STORETIME: Route(h.OfQueue, partial(queries.oldest_time, b.store)),
+        code.QUERY_CONSUME_QUEUE: Route(
+            h.QueryConsumeQueue,
+            partial(queries.query_consume_queue, b.store, b.consumers, b.filters),
+        ),
+        # Topics.
+        code.UPDATE_AND_CREATE_TOPIC: Route(h.CreateTopic, partial(topics.create_topic, b.topics)),
+        code.DELETE_TOPIC_IN_BROKER: Route(
+            h.OfTopic, partial(topics.delete_topic, b.topics, b.offsets)
+        ),
+        code.GET_ALL_TOPIC_CONFIG: Route(None, partial(topics.all_topics, b.topics)),
+        code.GET_TOPIC_CONFIG: Route(h.OfTopic, partial(topics.one_topic, b.topics)),
+        code.GET_TOPIC_STATS_INFO: Route(
+            h.OfTopic, partial(topics.topic_stats, name, b.topics, b.store)
+        ),
+        code.QUERY_TOPIC_CONSUME_BY_WHO: Route(
+            h.OfTopic, partial(topics.consumed_by, b.consumers, b.offsets)
+        ),
+        code.QUERY_CONSUME_TIME_SPAN: Route(
+            h.OfTopicAndGroup,
+            partial(topics.consume_time_spans, name, b.topics, b.offsets, b.store, b.now),
+        ),
+        code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Route(
+            None, partial(topics.system_topics, b.topics)
+        ),
+        code.CLEAN_EXPIRED_CONSUMEQUEUE: Route(None, partial(topics.clean_up, b.clean)),
+        code.CLEAN_UNUSED_TOPIC: Route(None, partial(topics.clean_up, b.clean)),
+        code.DELETE_EXPIRED_COMMITLOG: Route(None, partial(topics.clean_up, b.clean)),
+        # Groups.
+        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(
+            None, partial(groups.create_group, b.groups)
+        ),
+        code.DELETE_SUBSCRIPTIONGROUP: Route(
+            h.DeleteGroup, partial(groups.delete_group, b.groups, b.offsets)
+        ),
+        code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(None, partial(groups.all_groups, b.groups)),
+        code.GET_SUBSCRIPTIONGROUP_CONFIG: Route(h.OfGroup, partial(groups.one_group, b.groups)),
+        code.GET_CONSUMER_CONNECTION_LIST: Route(
+            h.OfConsumerGroup, partial(groups.consumer_connections, b.consumers)
+        ),
+        code.GET_PRODUCER_CONNECTION_LIST: Route(
+            h.OfProducerGroup, partial(groups.producer_connections, b.producers)
+        ),
+        code.GET_ALL_PRODUCER_INFO: Route(None, partial(groups.all_producers, b.producers)),
+        code.GET_CONSUME_STATS: Route(h.GetConsumeStats, partial(groups.consume_stats, progress)),
+        code.GET_BROKER_CONSUME_STATS: Route(
+            h.GetBrokerConsumeStats,
+            partial(groups.all_consume_stats, progress, b.groups, lambda: b.address),
+        ),
+        code.GET_ALL_CONSUMER_OFFSET: Route(None, partial(groups.all_offsets, b.offsets)),
+        code.GET_ALL_DELAY_OFFSET: Route(
+            None, partial(groups.delay_offsets, lambda: b.delays.offsets)
+        ),
+        code.QUERY_CORRECTION_OFFSET: Route(
+            h.CorrectOffset, partial(groups.correct_offsets, b.store, b.offsets)
+        ),
+        code.CLONE_GROUP_OFFSET: Route(
+            h.CloneGroupOffset, partial(groups.clone_offsets, b.topics, b.consumers, b.offsets)
+        ),
+        code.INVOKE_BROKER_TO_RESET_OFFSET: Route(
+            h.ResetOffset,
+            partial(groups.reset_offset, name, b.store, b.topics, b.consumers, b.offsets),
+        ),
+        code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Route(
+            h.GetConsumerStatus, partial(groups.consumer_status, b.consumers)
+        ),
+        code.GET_CONSUMER_RUNNING_INFO: Route(
+            h.GetRunningInfo, partial(remote.running_info, b.consumers)
+        ),
+        code.CONSUME_MESSAGE_DIRECTLY: Route(
+            h.ConsumeDirectly, partial(remote.consume_directly, name, b.consumers, b.store)
+        ),
+        # The broker.
+        code.GET_BROKER_RUNTIME_INFO: Route(
+            None,
+            partial(
+                monitor.runtime_info,
+                b.settings,
+                b.store,
+                b.stats,
+                lambda: b.delays.offsets,
+                b.load,
+                b.now,
+            ),
+        ),
+        code.GET_BROKER_CONFIG: Route(
+            None, partial(monitor.broker_config, b.settings, b.store, lambda: b.address, b.stats)
+        ),
+        code.UPDATE_BROKER_CONFIG: Route(None, partial(monitor.update_broker_config, b.settings)),
+        code.VIEW_BROKER_STATS_DATA: Route(h.ViewStats, partial(monitor.broker_stats, b.stats)),
+        code.RESUME_CHECK_HALF_MESSAGE: Route(
+            h.OfMessage, partial(transaction.resume_check, b.transactions)
+        ),
+        code.REGISTER_FILTER_SERVER: Route(
+            h.RegisterFilterServer,
+            partial(monitor.register_filter_server, name, b.filter_servers),
+        ),
+    }
+    return table

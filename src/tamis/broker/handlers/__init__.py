@@ -1,0 +1,1 @@
+"""Handlers: one module for each subject, one function for each request."""

@@ -1,0 +1,377 @@
+"""PULL_MESSAGE: who may pull, by which filter, what is there, and what if nothing is.
+
+RocketMQ's `PullMessageProcessor` (4.9.4) for checks, their order and codes. Different on purpose:
+a pull that carries SQL which does not compile is refused instead of answered with everything; a
+rare match is looked for further than 800 messages, in slices, so that others are served between.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from functools import lru_cache
+from typing import Any, Final
+
+from ...errors import InvalidFilter, ResponseError
+from ...filter.engines.closures import compile_closure, evaluate
+from ...filter.logic import Outcome
+from ...filter.tags import TagFilter, parse_tags
+from ...net.aio import Peer
+from ...net.server import Answer, Request
+from ...store.commitlog import Queue
+from ...store.files import Bytes
+from ...store.select import Limits, Selection, SqlFilter, Status
+from ...store.store import Store
+from ...wire import record
+from ...wire.bodies import Perm, Subscription, TopicConfig
+from ...wire.codes import PullFlag, ResponseCode
+from ...wire.headers import PullMessage, PullMessageResponse
+from ..config import Settings
+from ..filters import Filters, compile_sql
+from ..groups import Groups
+from ..holds import Holds
+from ..members import Consumers
+from ..offsets import Offsets
+from ..stats import Stats
+from ..topics import RETRY_PREFIX, Topics
+from ..verdicts import Verdicts
+
+__all__ = ["Pull", "Puller"]
+
+_SLICE_SECONDS: Final = 0.004  # of looking for a match, before others are served
+_FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+
+Wanted = TagFilter | SqlFilter | None
+PullResult = Answer | None | Coroutine[Any, Any, Answer]
+
+
+class Puller:
+    """Answers pulls; `pull_message` is the handler."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        consumers: Consumers,
+        filters: Filters,
+        offsets: Offsets,
+        holds: Holds,
+        stats: Stats,
+        verdicts: Verdicts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.topics = topics
+        self.groups = groups
+        self.consumers = consumers
+        self.filters = filters
+        self.offsets = offsets
+        self.holds = holds
+        self.stats = stats
+        self.verdicts = verdicts
+        self.clock = clock
+        self._tags: dict[tuple[str, str], tuple[Subscription, TagFilter | None]] = {}
+
+    def pull_message(self, header: PullMessage, request: Request) -> PullResult:
+        topic = self._check(header, request)
+        wanted, source = self._filter(header)
+        pull = Pull(self, header, request, wanted, source)
+        answer = pull.first()
+        if header.sys_flag & PullFlag.COMMIT_OFFSET:
+            self.offsets.commit(
+                header.consumer_group, topic.name, header.queue_id, header.commit_offset
+            )
+        return answer
+
+    # Who may pull.
+
+    def _check(self, header: PullMessage, request: Request) -> TopicConfig:
+        config = self.settings.config
+        if not config.is_readable:
+            why = f"the broker[{config.name}] pulling message is forbidden"
+            raise ResponseError(ResponseCode.NO_PERMISSION, why)
+        group = self.groups.find(header.consumer_group, create=config.auto_create_groups)
+        if group is None:
+            why = f"subscription group [{header.consumer_group}] does not exist, create it first"
+            raise ResponseError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, why + _FAQ)
+        if not group.consume_enabled:
+            why = f"subscription group no permission, {header.consumer_group}"
+            raise ResponseError(ResponseCode.NO_PERMISSION, why)
+        topic = self.topics.get(header.topic)
+        if topic is None:
+            why = f"topic[{header.topic}] not exist, apply first please!{_FAQ}"
+            raise ResponseError(ResponseCode.TOPIC_NOT_EXIST, why)
+        if not topic.perm & Perm.READ:
+            why = f"the topic[{header.topic}] pulling message is forbidden"
+            raise ResponseError(ResponseCode.NO_PERMISSION, why)
+        if not 0 <= header.queue_id < topic.read_queues:
+            why = (
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{request.peer}]"
+            )
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+        return topic
+
+    # By which filter.
+
+    def _filter(self, header: PullMessage) -> tuple[Wanted, object]:
+        """The filter, and what it was made from: while that is the same, so is the filter."""
+        if header.sys_flag & PullFlag.SUBSCRIPTION:
+            wanted = self._own_filter(header.subscription, header.expression_type)
+            return wanted, None
+        return self._registered_filter(header)
+
+    def _own_filter(self, expression: str | None, expression_type: str | None) -> Wanted:
+        try:
+            if expression_type in (None, "", "TAG"):
+                return _tag_filter(expression)
+            self._check_sql_enabled(expression_type)
+            return _sql_filter(expression or "", expression_type)
+        except InvalidFilter as error:
+            why = f"parse the consumer's subscription failed: {expression!r}, {error}"
+            raise ResponseError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, why) from None
+
+    def _registered_filter(self, header: PullMessage) -> tuple[Wanted, object]:
+        name, topic = header.consumer_group, header.topic
+        group = self.consumers.groups.get(name)
+        if group is None:
+            why = "the consumer's group info not exist" + _FAQ
+            raise ResponseError(ResponseCode.SUBSCRIPTION_NOT_EXIST, why)
+        if (
+            group.message_model == "BROADCASTING"
+            and not self.groups[name].consume_broadcast_enabled
+        ):
+            why = f"the consumer group[{name}] can not consume by broadcast way"
+            raise ResponseError(ResponseCode.NO_PERMISSION, why)
+        one = group.subscriptions.get(topic)
+        if one is None:
+            why = f"the consumer's subscription not exist: group {name}, topic {topic}{_FAQ}"
+            raise ResponseError(ResponseCode.SUBSCRIPTION_NOT_EXIST, why)
+        if one.version < header.sub_version:
+            why = "the consumer's subscription not latest"
+            raise ResponseError(ResponseCode.SUBSCRIPTION_NOT_LATEST, why)
+        if one.is_tags or one.class_filter_mode:
+            return self._tags_of(name, topic, one), one
+        data = self.filters.get(topic, name)
+        if data is None:
+            fault = self.filters.fault(topic, name)
+            why = "The broker's consumer filter data is not exist!Your expression may be wrong!"
+            raise ResponseError(
+                ResponseCode.FILTER_DATA_NOT_EXIST, f"{why} {fault}" if fault else why
+            )
+        if data.client_version < header.sub_version:
+            why = "the consumer's consumer filter data not latest"
+            raise ResponseError(ResponseCode.FILTER_DATA_NOT_LATEST, why)
+        self._check_sql_enabled(one.expression_type)
+        return self.filters.sql(topic, name), data
+
+    def _tags_of(self, group: str, topic: str, one: Subscription) -> TagFilter | None:
+        known = self._tags.get((group, topic))
+        if known is not None and known[0] is one:
+            return known[1]
+        made: TagFilter | None = None
+        if not one.class_filter_mode and one.expression != "*":
+            made = TagFilter(one.expression, frozenset(one.tags), frozenset(one.codes))
+        self._tags[group, topic] = (one, made)
+        return made
+
+    def _check_sql_enabled(self, expression_type: str | None) -> None:
+        if not self.settings.config.sql_filters:
+            why = (
+                f"The broker does not support consumer to filter message by {expression_type}; "
+                "it is switched off there (enablePropertyFilter)"
+            )
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+
+
+@lru_cache(1024)
+def _tag_filter(expression: str | None) -> TagFilter | None:
+    made = parse_tags(expression)
+    return None if made.matches_all else made
+
+
+@lru_cache(256)
+def _sql_filter(expression: str, expression_type: str | None) -> SqlFilter:
+    return SqlFilter(compile_sql(expression, expression_type))
+
+
+class Pull:
+    """One pull, from its first look to its answer."""
+
+    __slots__ = ("_at", "_by", "_header", "_request", "_source", "_wanted", "held_since",
+                 "held_until", "queue")  # fmt: skip
+
+    def __init__(
+        self, by: Puller, header: PullMessage, request: Request, wanted: Wanted, source: object
+    ) -> None:
+        self._by = by
+        self._header = header
+        self._request = request
+        self._wanted = wanted
+        self._source = source
+        self._at = header.queue_offset  # from where to look
+        self.queue: Queue = (header.topic, header.queue_id)
+        self.held_since = self.held_until = 0.0
+
+    @property
+    def peer(self) -> Peer:
+        return self._request.peer
+
+    @property
+    def has_progressed(self) -> bool:
+        return self._at > self._header.queue_offset
+
+    def first(self) -> PullResult:
+        """The answer, unless it is to come later."""
+        selection = self._select()
+        if self._is_to_go_on(selection):
+            return self._go_on(selection)
+        if self._is_to_be_held(selection):
+            config = self._by.settings.config
+            if self._by.holds.count >= config.pull_backlog:
+                why = f"[OVERLOAD]{config.pull_backlog} pulls are waiting already"
+                return Answer(code=ResponseCode.SYSTEM_BUSY, remark=why)
+            asked = self._header.suspend_timeout_millis / 1000
+            self._by.holds.hold(
+                self, asked if config.long_polling else config.short_polling_seconds
+            )
+            return None
+        return self._answer(selection)
+
+    def resume(self) -> bool:
+        """Its queue has grown; whether it was answered."""
+        try:
+            self._by._check(self._header, self._request)
+            wanted, source = self._by._filter(self._header)
+        except ResponseError as error:
+            self._request.answer(Answer(code=error.code, remark=error.remark))
+            return True
+        if source is not self._source:  # what was passed over, the new filter may want
+            self._wanted, self._source, self._at = wanted, source, self._header.queue_offset
+        selection = self._select()
+        if selection.status in (Status.NO_MATCHED_MESSAGE, Status.OFFSET_OVERFLOW_ONE):
+            return False
+        self._request.answer(self._answer(selection))
+        return True
+
+    def expire(self) -> None:
+        status = Status.NO_MATCHED_MESSAGE if self.has_progressed else Status.OFFSET_OVERFLOW_ONE
+        selection = self._select_at_end(status)
+        self._request.answer(self._answer(selection))
+
+    def _select_at_end(self, status: Status) -> Selection:
+        queue = self._by.store.find_queue(*self.queue)
+        if queue is None or not queue.max_offset:
+            status = Status.NO_MESSAGE_IN_QUEUE if not self.has_progressed else status
+        low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+        return Selection(status, [], self._at, low, high)  # type: ignore[arg-type]
+
+    def _select(self) -> Selection:
+        """Looks from `_at` for a slice of time, and moves `_at` on if there is nothing."""
+        config, header = self._by.settings.config, self._header
+        limits = Limits(
+            messages=max(header.max_msg_nums, 1),
+            count=max(config.pull_messages, 1),
+            bytes=config.pull_bytes,
+            seconds=_SLICE_SECONDS,
+        )
+        found = self._by.store.select(*self.queue, self._at, limits, self._wanted)
+        if config.filter_retries and header.topic.startswith(RETRY_PREFIX) and found.records:
+            found = self._without_unwanted_retries(found)
+        self._count(found)
+        if found.status is Status.NO_MATCHED_MESSAGE:
+            self._at = found.next_offset
+        return found
+
+    def _is_to_go_on(self, selection: Selection) -> bool:
+        return (
+            selection.status is Status.NO_MATCHED_MESSAGE
+            and selection.next_offset < selection.max_offset
+        )
+
+    async def _go_on(self, selection: Selection) -> Answer:
+        deadline = self._by.clock() + self._by.settings.config.pull_scan_seconds
+        while (
+            self._is_to_go_on(selection)
+            and self._by.clock() < deadline
+            and not self._request.peer.is_closed
+        ):
+            await asyncio.sleep(0)
+            selection = self._select()
+        if selection.status is Status.OFFSET_OVERFLOW_ONE:  # it got to the end meanwhile
+            selection = selection._replace(status=Status.NO_MATCHED_MESSAGE)
+        return self._answer(selection)
+
+    def _is_to_be_held(self, selection: Selection) -> bool:
+        return bool(self._header.sys_flag & PullFlag.SUSPEND) and (
+            self._code(selection) == ResponseCode.PULL_NOT_FOUND
+        )
+
+    def _answer(self, selection: Selection) -> Answer:
+        body = b"".join([one.data for one in selection.records])
+        if selection.records:
+            self._by.stats.got(
+                self._header.topic, self._header.consumer_group, len(selection.records), len(body)
+            )
+        header = PullMessageResponse(
+            suggest_which_broker_id=0,
+            next_begin_offset=selection.next_offset,
+            min_offset=selection.min_offset,
+            max_offset=selection.max_offset,
+        )
+        return Answer(header, body, self._code(selection), _REMARKS[selection.status])
+
+    def _code(self, selection: Selection) -> ResponseCode:
+        match selection.status:
+            case Status.FOUND:
+                return ResponseCode.SUCCESS
+            case Status.NO_MATCHED_MESSAGE | Status.MESSAGE_WAS_REMOVING:
+                return ResponseCode.PULL_RETRY_IMMEDIATELY
+            case Status.NO_MATCHED_QUEUE | Status.NO_MESSAGE_IN_QUEUE:
+                first = self._header.queue_offset == 0
+                return ResponseCode.PULL_NOT_FOUND if first else ResponseCode.PULL_OFFSET_MOVED
+            case Status.OFFSET_FOUND_NULL | Status.OFFSET_OVERFLOW_ONE:
+                return ResponseCode.PULL_NOT_FOUND
+            case Status.OFFSET_OVERFLOW_BADLY | Status.OFFSET_TOO_SMALL:
+                return ResponseCode.PULL_OFFSET_MOVED
+
+    def _count(self, found: Selection) -> None:
+        if self._wanted is None:
+            return
+        scanned = found.next_offset - self._at
+        if scanned <= 0:
+            return
+        self._by.verdicts.count(
+            self._header.consumer_group,
+            self._header.topic,
+            self._header.queue_id,
+            scanned,
+            len(found.records),
+            found.failed,
+            found.failures,
+        )
+
+    def _without_unwanted_retries(self, found: Selection) -> Selection:
+        """Retried messages go by the group's filter on the topic they came from
+        (`ExpressionForRetryMessageFilter`)."""
+        kept = [one for one in found.records if self._is_wanted_retry(one)]
+        status = Status.FOUND if kept else Status.NO_MATCHED_MESSAGE
+        return found._replace(status=status, records=kept)
+
+    def _is_wanted_retry(self, data: Bytes) -> bool:
+        message = record.decode(memoryview(data.data))
+        group = self._header.topic.removeprefix(RETRY_PREFIX)
+        origin = message.properties.get("RETRY_TOPIC", "")
+        sql = self._by.filters.sql(origin, group)
+        if sql is None:
+            return True
+        closure = compile_closure(sql.batch_filter.expression)
+        return evaluate(closure, message.properties) is Outcome.TRUE
+
+
+_REMARKS: Final = {
+    status: "NO_MATCHED_LOGIC_QUEUE" if status is Status.NO_MATCHED_QUEUE else status.name
+    for status in Status
+}

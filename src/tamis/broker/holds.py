@@ -1,0 +1,97 @@
+"""Pulls that wait for a message: RocketMQ's `PullRequestHoldService`.
+
+A held pull is asked again when its queue has grown, from where it had looked: the answer goes out
+as soon as a message that matches is there. One whose queue grew without a match is answered at a
+sweep with how far it has looked, so that its group's progress is seen; one whose time is up,
+with nothing.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from ..net.aio import Peer
+from ..store.commitlog import Queue
+
+__all__ = ["Holdable", "Holds"]
+
+log = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 5.0  # after which a pull that has looked further says so
+
+
+class Holdable(Protocol):
+    """`resume` gives whether it was answered; `expire` answers."""
+
+    queue: Queue
+    held_since: float
+    held_until: float
+
+    @property
+    def peer(self) -> Peer: ...
+
+    @property
+    def has_progressed(self) -> bool: ...
+
+    def resume(self) -> bool: ...
+
+    def expire(self) -> None: ...
+
+
+class Holds:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._held: dict[Queue, list[Holdable]] = {}
+        self.count = 0
+
+    def hold(self, pull: Holdable, seconds: float) -> None:
+        pull.held_since = self._clock()
+        pull.held_until = pull.held_since + seconds
+        self._held.setdefault(pull.queue, []).append(pull)
+        self.count += 1
+
+    def grown(self, queues: Iterable[Queue]) -> None:
+        """These queues have more messages."""
+        if self._held:
+            for queue in queues:
+                self._keep(queue, lambda pull: not pull.resume())
+
+    def sweep(self) -> None:
+        """To be called about every second."""
+        now = self._clock()
+        for queue in list(self._held):
+            self._keep(queue, lambda pull: not self._expired(pull, now))
+
+    def _expired(self, pull: Holdable, now: float) -> bool:
+        progressed = pull.has_progressed and now - pull.held_since >= PROGRESS_SECONDS
+        if now >= pull.held_until or progressed:
+            pull.expire()
+            return True
+        return False
+
+    def drop(self, peer: Peer) -> None:
+        """Its connection is gone."""
+        for queue in list(self._held):
+            self._keep(queue, lambda pull: pull.peer is not peer)
+
+    def answer_all(self) -> None:
+        """The broker stops."""
+        for queue in list(self._held):
+            for pull in self._held[queue]:
+                pull.expire()
+            self._keep(queue, lambda pull: False)
+
+    def _keep(self, queue: Queue, wanted: Callable[[Holdable], bool]) -> None:
+        held = self._held.pop(queue, [])
+        if not held:
+            return
+        kept = []
+        for pull in held:
+            try:
+                if wanted(pull):
+                    kept.append(pull)
+            except Exception:  # the edge: one pull is not to take the others with it
+                log.exception("a held pull of %s failed", pull.peer)
+        self.count -= len(held) - len(kept)
+        if kept:
+            self._held.setdefault(queue, []).extend(kept)

@@ -1,0 +1,154 @@
+"""Where messages enter the store: those that come together are stored together.
+
+Everything put in one turn of the event loop is one append, and with sync flush everything that came
+while the disk was busy is one flush. This is what makes 128 requests in flight cheap.
+
+1. put: the message waits for the end of the turn. 2. append: it is in the log. 3. sync flush only:
+a thread waits for the disk, the loop goes on. 4. whoever put it is told. Dispatch follows 2.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..errors import StoreError
+from ..net.aio import Peer
+from ..store.commitlog import Appended
+from ..store.store import Store
+from ..wire.record import Draft
+
+__all__ = ["Finish", "Intake"]
+
+log = logging.getLogger(__name__)
+
+# Given what was put with the message, and its place or why it has none; gives what to write back.
+Finish = Callable[[Any, Appended | StoreError], bytes]
+
+
+class Intake:
+    """`on_stored` is told after each append, to dispatch. `latest_flush` is how long one took."""
+
+    def __init__(self, store: Store, *, sync: bool, on_stored: Callable[[], None]) -> None:
+        self._store = store
+        self._sync = sync
+        self._on_stored = on_stored
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[Draft, Finish, Any, Peer | None]] = []
+        self._scheduled = False
+        self._unsynced: list[
+            tuple[list[tuple[Draft, Finish, Any, Peer | None]], list[Appended]]
+        ] = []
+        self._disk = ThreadPoolExecutor(1, "tamis-disk") if sync else None
+        self._syncing: asyncio.Task[None] | None = None
+        self.backlog = 0  # messages put and not yet told of
+        self.on_flush: Callable[[float], None] = lambda seconds: None
+
+    def put(self, draft: Draft, finish: Finish, context: Any, peer: Peer | None = None) -> None:
+        """`finish` is called when the message is as safe as was asked for."""
+        self._waiting.append((draft, finish, context, peer))
+        self.backlog += 1
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._append)
+
+    async def store(self, drafts: Sequence[Draft]) -> list[Appended]:
+        """As `put`, for those that wait. Raises StoreError."""
+        futures = []
+        for draft in drafts:
+            future: asyncio.Future[Appended] = self._loop.create_future()
+            futures.append(future)
+            self.put(draft, _resolve, future)
+        return list(await asyncio.gather(*futures))
+
+    def append_batch(self, envelope: Draft, batch: bytes) -> list[Appended]:
+        """A batch as it travelled; with sync flush see `synced`. Raises StoreError."""
+        placed = self._store.append_batch(envelope, batch)
+        self._on_stored()
+        return placed
+
+    async def synced(self) -> None:
+        """All that is in the log now is on the disk, if that is asked for."""
+        if self._disk is not None:
+            await self._loop.run_in_executor(self._disk, self._sync_log)
+
+    def _append(self) -> None:
+        self._scheduled = False
+        batch, self._waiting = self._waiting, []
+        try:
+            placed: list[Appended | StoreError] = [*self._store.append([one[0] for one in batch])]
+        except StoreError:
+            placed = [self._append_one(one[0]) for one in batch]  # one of them is at fault
+        self._on_stored()
+        if self._sync:
+            self._wait_for_disk(batch, placed)
+        else:
+            self._finish(batch, placed)
+
+    def _append_one(self, draft: Draft) -> Appended | StoreError:
+        try:
+            return self._store.append([draft])[0]
+        except StoreError as error:
+            return error
+
+    def _finish(
+        self,
+        batch: list[tuple[Draft, Finish, Any, Peer | None]],
+        placed: Sequence[Appended | StoreError],
+    ) -> None:
+        self.backlog -= len(batch)
+        answers: dict[Peer, list[bytes]] = {}
+        for (_, finish, context, peer), place in zip(batch, placed, strict=True):
+            data = finish(context, place)
+            if peer is not None and data:
+                answers.setdefault(peer, []).append(data)
+        for peer, parts in answers.items():
+            peer.write(b"".join(parts))
+
+    # Sync flush.
+
+    def _wait_for_disk(self, batch: Any, placed: Any) -> None:
+        self._unsynced.append((batch, placed))
+        if self._syncing is None:
+            self._syncing = self._loop.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        """One flush after the other, each for all that came before it."""
+        try:
+            while self._unsynced:
+                done, self._unsynced = self._unsynced, []
+                try:
+                    await self._loop.run_in_executor(self._disk, self._sync_log)
+                except StoreError as error:
+                    for batch, _ in done:
+                        self._finish(batch, [error] * len(batch))
+                else:
+                    for batch, placed in done:
+                        self._finish(batch, placed)
+        finally:
+            self._syncing = None
+
+    def _sync_log(self) -> None:
+        started = time.monotonic()
+        self._store.make_durable()
+        self.on_flush(time.monotonic() - started)
+
+    async def close(self) -> None:
+        """When nobody puts any more: all are told."""
+        if self._waiting:
+            self._append()
+        while self._syncing is not None:
+            await asyncio.wait([self._syncing])
+        if self._disk is not None:
+            self._disk.shutdown()
+
+
+def _resolve(future: "asyncio.Future[Appended]", place: Appended | StoreError) -> bytes:
+    if not future.done():
+        if isinstance(place, StoreError):
+            future.set_exception(place)
+        else:
+            future.set_result(place)
+    return b""

@@ -1,0 +1,72 @@
+"""Which member of a group may consume a queue in order: RocketMQ's `RebalanceLockManager`."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ..wire.bodies import MessageQueue
+
+__all__ = ["LOCK_SECONDS", "Locks"]
+
+log = logging.getLogger(__name__)
+
+LOCK_SECONDS: Final = 60.0  # a lock that is not renewed is over; consumers renew every 20 s
+
+
+@dataclass(slots=True)
+class _Lock:
+    client_id: str
+    until: float
+
+
+class Locks:
+    """Not saved: after a restart whoever asks first has the queue."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self._next_purge = 0.0
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> list[MessageQueue]:
+        """Those of the queues that the client holds now, locked anew or still."""
+        now = self._now()
+        self._purge(now)
+        held = []
+        for queue in queues:
+            lock = self._locks.get((group, queue))
+            if lock is None:
+                self._locks[group, queue] = _Lock(client_id, now + LOCK_SECONDS)
+                log.info("group %s: %s locks %s", group, client_id, queue)
+            elif lock.client_id == client_id:
+                lock.until = now + LOCK_SECONDS
+            elif lock.until < now:
+                log.warning(
+                    "group %s: %s locks %s, which %s did not renew",
+                    *(group, client_id, queue, lock.client_id),
+                )
+                self._locks[group, queue] = _Lock(client_id, now + LOCK_SECONDS)
+            else:
+                log.debug("group %s: %s is locked by %s", group, queue, lock.client_id)
+                continue
+            held.append(queue)
+        return held
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Another client's lock stays."""
+        for queue in queues:
+            lock = self._locks.get((group, queue))
+            if lock is not None and lock.client_id == client_id:
+                del self._locks[group, queue]
+                log.info("group %s: %s unlocks %s", group, client_id, queue)
+
+    def _purge(self, now: float) -> None:
+        if now >= self._next_purge:
+            self._next_purge = now + LOCK_SECONDS
+            # a little longer than they live: whom a queue was taken from is to be seen in the log
+            self._locks = {k: v for k, v in self._locks.items() if v.until >= now - LOCK_SECONDS}

@@ -1,0 +1,70 @@
+"""How far each group has consumed each queue: RocketMQ's `ConsumerOffsetManager`."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ..message import QueueOffset
+from ..store import tables
+
+__all__ = ["Offsets"]
+
+log = logging.getLogger(__name__)
+
+
+class Offsets:
+    """Offsets are what the groups say they are, back or forth."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets = tables.load_consumer_offsets(folder)
+        self.is_changed = False
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        return self._offsets.get((topic, group), {}).get(queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        queues = self._offsets.get((topic, group))
+        if queues is None:
+            queues = self._offsets[topic, group] = {}
+        if queues.get(queue_id) != offset:
+            queues[queue_id] = QueueOffset(offset)
+            self.is_changed = True
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """Queue to offset."""
+        return dict(self._offsets.get((topic, group), {}))
+
+    def topics(self, group: str) -> list[str]:
+        """Those the group has offsets of."""
+        return [topic for topic, one in self._offsets if one == group]
+
+    def groups(self, topic: str) -> list[str]:
+        """Those that have offsets of the topic."""
+        return [group for one, group in self._offsets if one == topic]
+
+    def all(self) -> dict[tuple[str, str], dict[int, int]]:
+        """By (topic, group)."""
+        return {key: dict(queues) for key, queues in self._offsets.items()}
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        self._offsets[topic, target] = dict(self._offsets.get((topic, source), {}))
+        self.is_changed = True
+
+    def forget_group(self, group: str) -> None:
+        self._forget(lambda key: key[1] == group)
+
+    def forget_topic(self, topic: str) -> None:
+        self._forget(lambda key: key[0] == topic)
+
+    def _forget(self, gone: Callable[[tuple[str, str]], bool]) -> None:
+        for key in [key for key in self._offsets if gone(key)]:
+            del self._offsets[key]
+            self.is_changed = True
+            log.info("offsets of %s by %s: forgotten", *key)
+
+    def snapshot(self) -> Callable[[], None]:
+        """What saves the table as it is now; may be called in another thread."""
+        self.is_changed = False
+        offsets = {key: dict(queues) for key, queues in self._offsets.items()}
+        return lambda: tables.save_consumer_offsets(self._folder, offsets)

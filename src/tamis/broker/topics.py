@@ -1,0 +1,191 @@
+"""The topics there are: RocketMQ's `TopicConfigManager`, a mapping that persists."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from ..message import DELAY_TOPIC, HALF_TOPIC
+from ..store import tables
+from ..wire.bodies import Perm, TopicConfig
+from .config import BrokerConfig
+
+__all__ = [
+    "AUTO_CREATE_TOPIC",
+    "NO_SENDING",
+    "OP_TOPIC",
+    "SELF_TEST_TOPIC",
+    "TRANSACTION_LIMIT_TOPIC",
+    "Topics",
+    "dead_letter_topic",
+    "retry_topic",
+    "why_illegal",
+]
+
+log = logging.getLogger(__name__)
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANSACTION_LIMIT_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+NO_SENDING: Final = frozenset(
+    {
+        DELAY_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        TRANSACTION_LIMIT_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+_SYSTEM_TOPICS: Final = NO_SENDING | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+_LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
+_READ_WRITE: Final = Perm.READ | Perm.WRITE
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    return DEAD_LETTER_PREFIX + group
+
+
+def why_illegal(topic: str) -> str | None:
+    """What is wrong with the name (`TopicValidator.validateTopic`)."""
+    if not topic.strip():
+        return "The specified topic is blank."
+    if not _LEGAL.fullmatch(topic):
+        return (
+            "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$: "
+            f"{topic!r:.140}"
+        )
+    if len(topic) > 127:
+        return f"The specified topic is longer than topic max length: {len(topic)}, of 127."
+    return None
+
+
+class Topics(Mapping[str, TopicConfig]):
+    """`on_change` is told of every topic made, changed or deleted; it sees to saving."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: BrokerConfig,
+        now: Callable[[], float],
+        stored: Mapping[str, int],
+    ) -> None:
+        """`stored`: topics that have queues in the store, and how many; none is forgotten."""
+        self._folder = folder
+        self._config = config
+        self._now = now
+        self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
+        self._topics, self.version = tables.load_topics(folder)
+        self._topics |= _made_at_start(config)
+        for topic, queues in stored.items():
+            known = self._topics.get(topic)
+            if known is None and topic not in NO_SENDING:
+                log.warning(
+                    "the topic %s was not saved; it has messages in %d queues", topic, queues
+                )
+            if known is None:
+                self._topics[topic] = TopicConfig(
+                    name=topic, read_queues=queues, write_queues=queues, perm=_READ_WRITE
+                )
+
+    def __getitem__(self, topic: str) -> TopicConfig:
+        return self._topics[topic]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._topics)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def is_system(self, topic: str) -> bool:
+        config = self._config
+        own = (config.cluster, config.name, f"{config.cluster}_REPLY_TOPIC")
+        return topic in _SYSTEM_TOPICS or topic in own or topic.startswith("rmq_sys_")
+
+    @property
+    def system(self) -> list[str]:
+        return [topic for topic in self._topics if self.is_system(topic)]
+
+    def put(self, topic: TopicConfig) -> None:
+        old = self._topics.get(topic.name)
+        self._topics[topic.name] = topic
+        log.info("topic %s: %s", topic.name, "made" if old is None else f"changed from {old}")
+        self._changed(topic)
+
+    def delete(self, topic: str) -> bool:
+        if self._topics.pop(topic, None) is None:
+            return False
+        log.info("topic %s: deleted", topic)
+        self._changed(None)
+        return True
+
+    def inherit(
+        self, topic: str, template: str, queues: int, *, allowed: bool, sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """A topic a producer sends to and that is not there, made after the template it names."""
+        model = self._topics.get(template)
+        if model is None or not model.perm & Perm.INHERIT:
+            return None
+        if template == AUTO_CREATE_TOPIC and not allowed:
+            return None
+        count = max(min(queues, model.write_queues), 0)
+        made = replace(
+            model,
+            name=topic,
+            read_queues=count,
+            write_queues=count,
+            perm=model.perm & ~Perm.INHERIT,
+            sys_flag=sys_flag,
+            order=False,
+        )
+        self.put(made)
+        return made
+
+    def ensure(self, topic: str, queues: int, sys_flag: int = 0) -> TopicConfig:
+        """For the broker's own needs: retries, dead letters, transactions."""
+        found = self._topics.get(topic)
+        if found is None:
+            found = TopicConfig(
+                name=topic, read_queues=queues, write_queues=queues, sys_flag=sys_flag
+            )
+            self.put(found)
+        return found
+
+    def _changed(self, topic: TopicConfig | None) -> None:
+        self.version = self.version.next(int(self._now() * 1000))
+        self.on_change(topic)
+
+    def snapshot(self) -> Callable[[], None]:
+        """What saves the table as it is now; may be called in another thread."""
+        topics, version = dict(self._topics), self.version
+        return lambda: tables.save_topics(self._folder, topics, version)
+
+
+def _made_at_start(config: BrokerConfig) -> dict[str, TopicConfig]:
+    """`TopicConfigManager.init`. What is saved of them does not count: they are made each time."""
+    inherit = Perm.INHERIT | _READ_WRITE
+    made = [
+        (SELF_TEST_TOPIC, 1, _READ_WRITE),
+        ("BenchmarkTest", 1024, _READ_WRITE),
+        (config.cluster, 16, inherit),
+        (config.name, 1, inherit),
+        (OFFSET_MOVED_TOPIC, 1, _READ_WRITE),
+        (DELAY_TOPIC, 18, _READ_WRITE),
+        (f"{config.cluster}_REPLY_TOPIC", 1, _READ_WRITE),
+    ]
+    if config.auto_create_topics:
+        made.append((AUTO_CREATE_TOPIC, config.default_queues, inherit))
+    return {
+        name: TopicConfig(name=name, read_queues=queues, write_queues=queues, perm=perm)
+        for name, queues, perm in made
+    }

@@ -1,0 +1,1 @@
+"""Sockets round a `wire.Connection`."""

@@ -1,0 +1,178 @@
+"""The asyncio shell of a connection: it moves bytes, times out what is not answered, and holds a
+peer back that sends faster than it reads.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import RemoteProtocolError
+from ..wire.codes import CommandFlag
+from ..wire.command import Command
+from ..wire.connection import Connection
+from ..wire.frame import MAX_FRAME
+
+__all__ = ["Peer", "connect", "parse_address"]
+
+log = logging.getLogger(__name__)
+
+_HIGH_WATER: Final = 4 * 2**20  # bytes waiting to be sent at which a peer is no longer read from
+_LOW_WATER: Final = 1 * 2**20
+
+
+class Peer(asyncio.Protocol):
+    """Whoever is at the other end. `on_requests` gets all that came in one piece, at once."""
+
+    def __init__(
+        self,
+        on_requests: Callable[["Peer", list[Command]], None],
+        on_close: Callable[["Peer"], None] | None = None,
+        max_frame: int = MAX_FRAME,
+    ) -> None:
+        self._on_requests = on_requests
+        self._on_close = on_close
+        self._wire = Connection(max_frame)
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._postponed: list[Command] = []  # requests, until it reads its answers
+        self._is_full = False
+        self._transport: asyncio.Transport | None = None
+        self.address: tuple[str, int] = ("", 0)
+        self.last_active = time.monotonic()
+        self.is_closed = False
+        self.memo: object = None  # what whoever serves it keeps with it
+
+    def __str__(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}"
+
+    # Called by the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER, low=_LOW_WATER)
+        name = transport.get_extra_info("peername")
+        self.address = (name[0], name[1]) if name else ("", 0)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_active = time.monotonic()
+        try:
+            commands = self._wire.receive(data)
+        except RemoteProtocolError as error:
+            log.warning("%s: closed: %s", self, error)
+            self.close()
+            return
+        if self._waiting:
+            commands = [one for one in commands if not self._is_answer(one)]
+        if commands:
+            self._on_requests(self, commands)
+
+    def _is_answer(self, command: Command) -> bool:
+        if not command.is_response:
+            return False
+        waiting = self._waiting.pop(command.opaque, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(command)
+        return True
+
+    def pause_writing(self) -> None:
+        """It does not read its answers: then it is not asked for more requests either."""
+        self._is_full = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        requests, self._postponed = self._postponed, []
+        if requests:
+            self._on_requests(self, requests)
+        if self._transport is not None and not self._is_full and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_closed = True
+        self._transport = None
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionError(f"{self} closed the connection"))
+        self._waiting.clear()
+        self._postponed.clear()
+        if self._on_close is not None:
+            self._on_close(self)
+
+    # Called by us.
+
+    def write(self, data: bytes) -> None:
+        """Whole frames. Dropped if the connection is gone: its peer can't be told anything."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.last_active = time.monotonic()
+            self._transport.write(data)
+
+    def postpone(self, requests: list[Command]) -> bool:
+        """If it is not reading: they come again when it does. Gives whether they will."""
+        if self._is_full:
+            self._postponed += requests
+        return self._is_full
+
+    def tell(self, request: Command) -> None:
+        """One-way."""
+        request.flag |= CommandFlag.ONEWAY
+        self.write(self._wire.ask(request)[1])
+
+    async def ask(self, request: Command, timeout: float) -> Command:
+        """Its answer. Raises TimeoutError or ConnectionError."""
+        if self.is_closed:
+            raise ConnectionError(f"{self} closed the connection")
+        opaque, data = self._wire.ask(request)
+        waiting: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._waiting[opaque] = waiting
+        self.write(data)
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiting
+        finally:
+            self._waiting.pop(opaque, None)
+            self._wire.settle(opaque)
+
+    @property
+    def host(self) -> str:
+        return self.address[0]
+
+    def close(self) -> None:
+        """Once what was written is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """At once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port`. Raises ValueError."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ValueError(f"{text!r} is not an address: it is written like 127.0.0.1:9876")
+    return host.strip("[]"), int(port)
+
+
+async def connect(
+    address: str,
+    timeout: float = 3.0,
+    on_requests: Callable[[Peer, list[Command]], None] = lambda peer, requests: None,
+    on_close: Callable[[Peer], None] | None = None,
+) -> Peer:
+    """Raises ConnectionError or TimeoutError."""
+    host, port = parse_address(address)
+    try:
+        async with asyncio.timeout(timeout):
+            _, peer = await asyncio.get_running_loop().create_connection(
+                lambda: Peer(on_requests, on_close), host, port
+            )
+    except TimeoutError:
+        raise TimeoutError(f"{address} did not accept a connection in {timeout:g} s") from None
+    except OSError as error:  # of several addresses, or of a name: not a ConnectionError
+        raise ConnectionError(f"{address}: {error}") from error
+    return peer

@@ -1,0 +1,169 @@
+"""Java's beans as JSON objects: a dataclass declares the fields, this reads and makes them.
+
+A field's name in JSON is ours in camelCase, or what `Annotated` says; a dot in it leads into an
+object within. A field that is missing or null has its default, or else Java's zero. Unknown fields
+are passed over; of the wrong type they are a ValueError that names them. As fastjson does, an
+integer is taken in quotes too, and a constant of an enum by its place: the C++ client writes both.
+"""
+
+import re
+import reprlib
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum, StrEnum
+from functools import cache
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from . import fastjson
+from .fastjson import ObjectKey
+from .headers import camel
+
+__all__ = ["decode", "encode", "from_json", "to_json"]
+
+T = TypeVar("T")
+
+
+def encode(bean: Any) -> bytes:
+    """A body."""
+    return fastjson.render(to_json(bean)).encode()
+
+
+def decode(kind: type[T], body: bytes) -> T:
+    """The bean in a body. Raises ValueError."""
+    return from_json(kind, fastjson.loads(body))
+
+
+def to_json(value: Any) -> Any:
+    """As fastjson has it: fields in alphabetical order, those that are None left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        made: dict[str, Any] = {}
+        for column in _columns(type(value)):
+            entry = to_json(getattr(value, column.name))
+            if entry is not None:
+                inner = made
+                for part in column.outer:
+                    inner = inner.setdefault(part, {})
+                inner[column.last] = entry
+        return _sorted(made)
+    if isinstance(value, Mapping):
+        return {_to_key(key): to_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _to_key(key: Any) -> Any:
+    return ObjectKey.of(to_json(key)) if is_dataclass(key) else key
+
+
+def _sorted(made: dict[str, Any]) -> dict[str, Any]:
+    return {key: _sorted(v) if type(v) is dict else v for key, v in sorted(made.items())}
+
+
+def from_json(kind: type[T], source: Any, **keys: Any) -> T:
+    """`keys` are what the bean is filed under; they stand in for fields it lacks."""
+    if not isinstance(source, dict):
+        name = " ".join(map(str, keys.values())) or kind.__name__
+        raise ValueError(f"{name}: {reprlib.repr(source)} is not an object")
+    values: dict[str, Any] = dict(keys)
+    for column in _columns(cast(Any, kind)):
+        inner: Any = source
+        for part in column.outer:
+            inner = inner.get(part) or {}
+            if not isinstance(inner, dict):
+                raise ValueError(f"{part}: {reprlib.repr(inner)} is not an object")
+        value = inner.get(column.last)
+        if value is not None:
+            values[column.name] = _typed(value, column.kind, column.last)
+        elif column.needed:
+            values.setdefault(column.name, _zero(column.kind))
+    return kind(**values)
+
+
+class _Column(NamedTuple):
+    name: str
+    kind: Any
+    outer: tuple[str, ...]
+    last: str
+    needed: bool
+
+
+@cache
+def _columns(bean: Any) -> tuple[_Column, ...]:
+    hints = get_type_hints(bean, include_extras=True)
+    made = []
+    for field in fields(bean):
+        kind, path = hints[field.name], camel(field.name)
+        if get_origin(kind) is Annotated:
+            kind, path = get_args(kind)
+        *outer, last = path.split(".")
+        needed = field.default is MISSING and field.default_factory is MISSING
+        made.append(_Column(field.name, kind, tuple(outer), last, needed))
+    return tuple(made)
+
+
+def _zero(kind: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        return None
+    return (get_origin(kind) or kind)()
+
+
+def _typed(value: Any, kind: Any, name: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        (kind,) = (one for one in get_args(kind) if one is not type(None))
+        return _typed(value, kind, name)
+    if origin in (list, tuple, set, frozenset) and isinstance(value, list):
+        item = get_args(kind)[0]
+        return cast(Any, origin)(_typed(one, item, name) for one in value)
+    if origin is dict and isinstance(value, dict):
+        key_kind, entry_kind = get_args(kind)
+        return {
+            _key(key, key_kind, name): _typed(entry, entry_kind, str(key))
+            for key, entry in value.items()
+        }
+    if is_dataclass(kind) and isinstance(kind, type):
+        return from_json(kind, value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is int and isinstance(value, str) and _INTEGER.fullmatch(value):
+        return _typed(int(value), int, name)
+    if kind is Any:
+        return value
+    if isinstance(kind, type) and isinstance(value, bool) is (kind is bool):
+        if issubclass(kind, StrEnum) and isinstance(value, int) and 0 <= value < len(kind):
+            return list(kind)[value]
+        for plain in (bool, int, float, str):
+            if issubclass(kind, plain) and isinstance(value, plain):
+                if plain is int and not -(2**63) <= cast(int, value) < 2**63:
+                    break
+                return kind(value)
+    shown, wanted = reprlib.repr(value), getattr(kind, "__name__", kind)
+    raise ValueError(f"{name}: {shown} is not of type {wanted}")
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+
+
+def _key(key: Any, kind: Any, name: str) -> Any:
+    """Java also takes an integer in quotes, and an object's JSON text in quotes."""
+    try:
+        if kind is int:
+            return int(key)
+        if is_dataclass(kind):
+            entries = fastjson.parse(key) if isinstance(key, str) else dict(key)
+            return from_json(cast("type[Any]", kind), entries)
+        return str(key)
+    except (ValueError, TypeError):
+        raise ValueError(f"{name}: {reprlib.repr(key)} can't be its key") from None

@@ -1,0 +1,95 @@
+"""Frames: how commands lie on a TCP stream.
+
+    length of what follows   4 bytes
+    header encoding          1 byte: 0 JSON, 1 binary
+    length of the header     3 bytes
+    header, body
+
+A length or encoding that can't be is an error at once, before anything is kept for it.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from ..errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["MAX_FRAME", "Encoding", "Frame", "FrameReader", "frame"]
+
+MAX_FRAME: Final = 16 * 2**20  # bytes, its length field included (`NettyDecoder`)
+_HEAD: Final = struct.Struct(">iI")  # length; encoding and length of the header
+
+
+class Encoding(IntEnum):
+    """Of a command's header (RocketMQ's `SerializeType`)."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+class Frame(NamedTuple):
+    encoding: Encoding
+    header: bytes
+    body: bytes
+
+
+def frame(encoding: Encoding, header: bytes, body: bytes = b"") -> bytes:
+    """Raises LocalProtocolError for one that is too long to be read anywhere."""
+    length = 4 + len(header) + len(body)
+    if length > MAX_FRAME - 4:
+        raise LocalProtocolError(f"a frame of {length} bytes: it takes up to {MAX_FRAME - 4}")
+    return b"".join((_HEAD.pack(length, encoding << 24 | len(header)), header, body))
+
+
+class FrameReader:
+    """Takes a stream in pieces of any size, gives whole frames. After an error, use no more."""
+
+    def __init__(self, max_frame: int = MAX_FRAME) -> None:
+        self._max_frame = max_frame
+        self._kept = bytearray()  # of a frame not whole yet
+        self._wanted = 8  # bytes at which to look again
+
+    @property
+    def pending(self) -> int:
+        """Bytes kept of a frame that is not whole yet."""
+        return len(self._kept)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that end in `data`. Raises RemoteProtocolError for what can't be one."""
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._wanted:
+                return []
+            data, self._kept = bytes(self._kept), bytearray()
+        frames = list[Frame]()
+        at, size = 0, len(data)
+        unpack = _HEAD.unpack_from
+        while size - at >= 8:
+            length, mark = unpack(data, at)
+            header_size = mark & 0xFFFFFF
+            if not 4 + header_size <= length <= self._max_frame - 4 or mark >> 25:
+                raise RemoteProtocolError(self._why(length, mark))
+            end = at + 4 + length
+            if end > size:
+                self._wanted = end - at
+                break
+            body_at = at + 8 + header_size
+            frames.append(Frame(_ENCODINGS[mark >> 24], data[at + 8 : body_at], data[body_at:end]))
+            at = end
+        else:
+            self._wanted = 8
+        if at < size:
+            self._kept += data[at:] if at else data
+        return frames
+
+    def _why(self, length: int, mark: int) -> str:
+        if length >> 24 == 0x16:
+            return "a TLS handshake, where plain text is spoken"
+        if not 4 <= length <= self._max_frame - 4:
+            return f"a frame of {length} bytes: it takes 4 to {self._max_frame - 4}"
+        if mark >> 25:
+            return f"a header of encoding {mark >> 24}: it takes 0 (JSON) or 1 (ROCKETMQ)"
+        return f"a header of {mark & 0xFFFFFF} bytes in a frame of {length}"
+
+
+_ENCODINGS: Final = (Encoding.JSON, Encoding.ROCKETMQ)

@@ -1,0 +1,593 @@
+"""The fields of each request and answer, declared once.
+
+A class is a header: its fields are RocketMQ's `CommandCustomHeader`s under our names, which are
+theirs in snake_case unless `Wire` says otherwise. A default means that the field may be missing.
+Scalars travel as text; clients write booleans in several ways, of which `true` alone is true.
+"""
+
+import types
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from ..errors import ResponseError
+from .codes import RequestCode, ResponseCode
+from .command import Fields
+
+__all__ = ["Header", "Wire"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A field's name on the wire, where it is not ours in camelCase."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Knows its own fields. `LETTERS` is a second encoding: another name for each."""
+
+    CODE: ClassVar[RequestCode]
+    LETTERS: ClassVar[dict[str, str]] = {}
+
+    def to_fields(self, *, letters: bool = False) -> Fields:
+        made = Fields()
+        for name, wire, letter, _, show, _ in _columns(type(self)):
+            value = getattr(self, name)
+            if value is not None:
+                made[letter if letters else wire] = show(value)
+        return made
+
+    @classmethod
+    def from_fields(cls, source: Fields | None, *, letters: bool = False) -> Self:
+        """Raises ResponseError if a field is missing or is no number: what to answer."""
+        source = source or {}
+        values: dict[str, Any] = {}
+        for name, wire, letter, read, _, needed in _columns(cls):
+            key = letter if letters else wire
+            text = source.get(key)
+            if text is not None:
+                try:
+                    values[name] = read(text)
+                except ValueError:
+                    why = f"{cls.__name__}: {key} = {text!r:.40} is not a number it takes"
+                    raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
+            elif needed:
+                why = f"{cls.__name__}: the field {key} is missing"
+                raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+        return cls(**values)
+
+
+_Column = tuple[str, str, str, Callable[[str], Any], Callable[[Any], str], bool]
+_COLUMNS: Final[dict[type[Header], tuple[_Column, ...]]] = {}
+
+
+def _columns(header: type[Header]) -> tuple[_Column, ...]:
+    """Of each field: our name, its names on the wire, how to read and show it, if it is needed."""
+    found = _COLUMNS.get(header)
+    if found is None:
+        hints = get_type_hints(header, include_extras=True)
+        found = _COLUMNS[header] = tuple(
+            _column(header, field.name, hints[field.name], field.default is MISSING)
+            for field in fields(header)
+        )
+    return found
+
+
+def _column(header: type[Header], name: str, kind: Any, needed: bool) -> _Column:
+    wire = camel(name)
+    if get_origin(kind) is Annotated:
+        kind, *notes = get_args(kind)
+        wire = next((note.name for note in notes if isinstance(note, Wire)), wire)
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (one for one in get_args(kind) if one is not type(None))
+    read, show = _SCALARS[kind]
+    return name, wire, header.LETTERS.get(name, wire), read, show, needed
+
+
+def camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _int(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(text)
+    return value
+
+
+_SCALARS: Final[dict[Any, tuple[Callable[[str], Any], Callable[[Any], str]]]] = {
+    str: (str, str),
+    int: (_int, int.__repr__),
+    bool: (lambda text: text.lower() == "true", lambda value: "true" if value else "false"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing(Header):
+    """Fields, but none of them: some answers have an empty map where others have no map."""
+
+
+# Of clients: sending, pulling, offsets.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendMessage(Header):
+    """`SEND_MESSAGE_V2` and `SEND_BATCH_MESSAGE` have letters for names."""
+
+    CODE: ClassVar = RequestCode.SEND_MESSAGE
+    LETTERS: ClassVar = {
+        "producer_group": "a",
+        "topic": "b",
+        "default_topic": "c",
+        "default_topic_queue_nums": "d",
+        "queue_id": "e",
+        "sys_flag": "f",
+        "born_timestamp": "g",
+        "flag": "h",
+        "properties": "i",
+        "reconsume_times": "j",
+        "unit_mode": "k",
+        "max_reconsume_times": "l",
+        "batch": "m",
+        "broker_name": "n",
+    }
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    properties: str | None = None
+    reconsume_times: int | None = None
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+    batch: bool = False
+    broker_name: Annotated[str | None, Wire("bname")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendMessageResponse(Header):
+    msg_id: str
+    queue_id: int
+    queue_offset: int
+    transaction_id: str | None = None
+    region: Annotated[str | None, Wire("MSG_REGION")] = None
+    trace_on: Annotated[str | None, Wire("TRACE_ON")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRefusal(Header):
+    """What comes with a code other than success: clients read it all the same."""
+
+    region: Annotated[str, Wire("MSG_REGION")]
+    trace_on: Annotated[str, Wire("TRACE_ON")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushReply(Header):
+    """A reply to a request message, on its way to the client that waits for it."""
+
+    CODE: ClassVar = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    properties: str | None = None
+    reconsume_times: int | None = None
+    unit_mode: bool = False
+    born_host: str
+    store_host: str
+    store_timestamp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullMessage(Header):
+    CODE: ClassVar = RequestCode.PULL_MESSAGE
+    consumer_group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_msg_nums: int
+    sys_flag: int
+    commit_offset: int = 0
+    suspend_timeout_millis: int = 0
+    subscription: str | None = None
+    sub_version: int = 0
+    expression_type: str | None = None
+    broker_name: Annotated[str | None, Wire("bname")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullMessageResponse(Header):
+    suggest_which_broker_id: int
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryMessage(Header):
+    CODE: ClassVar = RequestCode.QUERY_MESSAGE
+    topic: str
+    key: str
+    max_num: int
+    begin_timestamp: int
+    end_timestamp: int
+    is_unique_key: Annotated[str | None, Wire("_UNIQUE_KEY_QUERY")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryMessageResponse(Header):
+    index_last_update_timestamp: int
+    index_last_update_phyoffset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConsumerOffset(Header):
+    CODE: ClassVar = RequestCode.QUERY_CONSUMER_OFFSET
+    consumer_group: str
+    topic: str
+    queue_id: int
+    set_zero_if_not_found: bool = True  # 5.x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConsumerOffset(Header):
+    CODE: ClassVar = RequestCode.UPDATE_CONSUMER_OFFSET
+    consumer_group: str
+    topic: str
+    queue_id: int
+    commit_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfQueue(Header):
+    """The first and the last offset of a queue, its oldest message."""
+
+    topic: str
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOffset(Header):
+    CODE: ClassVar = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    topic: str
+    queue_id: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetResponse(Header):
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimestampResponse(Header):
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewMessage(Header):
+    CODE: ClassVar = RequestCode.VIEW_MESSAGE_BY_ID
+    offset: int
+
+
+# Of clients: groups, retries, transactions.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterClient(Header):
+    CODE: ClassVar = RequestCode.UNREGISTER_CLIENT
+    client_id: Annotated[str, Wire("clientID")]
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfConsumerGroup(Header):
+    """The members of a group, its connections; also the notice that they changed."""
+
+    consumer_group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfProducerGroup(Header):
+    CODE: ClassVar = RequestCode.GET_PRODUCER_CONNECTION_LIST
+    producer_group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendMessageBack(Header):
+    CODE: ClassVar = RequestCode.CONSUMER_SEND_MSG_BACK
+    offset: int  # in the log
+    group: str
+    delay_level: int
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransaction(Header):
+    CODE: ClassVar = RequestCode.END_TRANSACTION
+    producer_group: str
+    tran_state_table_offset: int  # in the queue of half messages
+    commit_log_offset: int
+    commit_or_rollback: int  # SysFlag: COMMIT, ROLLBACK, or 0 for not known
+    from_transaction_check: bool = False
+    msg_id: str | None = None
+    transaction_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTransactionState(Header):
+    CODE: ClassVar = RequestCode.CHECK_TRANSACTION_STATE
+    tran_state_table_offset: int
+    commit_log_offset: int
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+
+
+# Of tools, to the broker.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic(Header):
+    CODE: ClassVar = RequestCode.UPDATE_AND_CREATE_TOPIC
+    topic: str
+    default_topic: str | None = None
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_filter_type: str | None = None
+    topic_sys_flag: int = 0
+    order: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfTopic(Header):
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfGroup(Header):
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfTopicAndGroup(Header):
+    topic: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroup(Header):
+    CODE: ClassVar = RequestCode.DELETE_SUBSCRIPTIONGROUP
+    group_name: str
+    remove_offset: bool = False
+    clean_offset: bool = False  # 5.x's name for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetConsumeStats(Header):
+    CODE: ClassVar = RequestCode.GET_CONSUME_STATS
+    consumer_group: str
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetOffset(Header):
+    """To the broker, and from it to the members of the group."""
+
+    CODE: ClassVar = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+    topic: str
+    group: str
+    timestamp: int
+    is_force: bool = False
+    queue_id: int | None = None  # 5.x
+    offset: int | None = None  # 5.x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetConsumerStatus(Header):
+    """To the broker, and from it to the members of the group."""
+
+    CODE: ClassVar = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetRunningInfo(Header):
+    CODE: ClassVar = RequestCode.GET_CONSUMER_RUNNING_INFO
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeDirectly(Header):
+    CODE: ClassVar = RequestCode.CONSUME_MESSAGE_DIRECTLY
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectOffset(Header):
+    CODE: ClassVar = RequestCode.QUERY_CORRECTION_OFFSET
+    topic: str
+    compare_group: str
+    filter_groups: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloneGroupOffset(Header):
+    CODE: ClassVar = RequestCode.CLONE_GROUP_OFFSET
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewStats(Header):
+    CODE: ClassVar = RequestCode.VIEW_BROKER_STATS_DATA
+    stats_name: str
+    stats_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetBrokerConsumeStats(Header):
+    CODE: ClassVar = RequestCode.GET_BROKER_CONSUME_STATS
+    is_order: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConsumeQueue(Header):
+    CODE: ClassVar = RequestCode.QUERY_CONSUME_QUEUE
+    topic: str
+    queue_id: int
+    index: int
+    count: int
+    consumer_group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfMessage(Header):
+    CODE: ClassVar = RequestCode.RESUME_CHECK_HALF_MESSAGE
+    msg_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionResponse(Header):
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterFilterServer(Header):
+    CODE: ClassVar = RequestCode.REGISTER_FILTER_SERVER
+    filter_server_addr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterFilterServerResponse(Header):
+    broker_name: str
+    broker_id: int
+
+
+# Of the name server.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutKvConfig(Header):
+    CODE: ClassVar = RequestCode.PUT_KV_CONFIG
+    namespace: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfKvConfig(Header):
+    namespace: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfNamespace(Header):
+    CODE: ClassVar = RequestCode.GET_KVLIST_BY_NAMESPACE
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueResponse(Header):
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfBroker(Header):
+    """A broker that leaves, or asks whether it is known as it is."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterBroker(OfBroker):
+    CODE: ClassVar = RequestCode.REGISTER_BROKER
+    ha_server_addr: str | None = None
+    compressed: bool = False
+    body_crc32: Annotated[int, Wire("bodyCrc32")] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterBrokerResponse(Header):
+    master_addr: str | None = None
+    ha_server_addr: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataVersionResponse(Header):
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetRoute(Header):
+    CODE: ClassVar = RequestCode.GET_ROUTEINFO_BY_TOPIC
+    topic: str
+    accept_standard_json_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicInNameServer(Header):
+    CODE: ClassVar = RequestCode.DELETE_TOPIC_IN_NAMESRV
+    topic: str
+    cluster_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfCluster(Header):
+    CODE: ClassVar = RequestCode.GET_TOPICS_BY_CLUSTER
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfBrokerName(Header):
+    """To take a broker's topics out of use for writing, or put them back."""
+
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WipeWritePermResponse(Header):
+    wipe_topic_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddWritePermResponse(Header):
+    add_topic_count: int
