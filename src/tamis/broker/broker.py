@@ -290,7 +290,7 @@ class Broker:
         before = self._clock() - _SILENT
         self.consumers.drop_silent(before)
         self.producers.drop_silent(before)
-        self.stats.tick(self._clock())
+        self.stats.tick(self.now())
         if self.store.dispatched < self.store.log.end:
             self._stored()
 

@@ -125,7 +125,9 @@ class Filters:
         except InvalidFilter as error:
             fault = f"{one.expression!r}, {error}"
             if self._faults.get(key) != fault:
-                log.warning("group %s on %s: a filter that does not compile: %s", group, topic, fault)
+                log.warning(
+                    "group %s on %s: a filter that does not compile: %s", group, topic, fault
+                )
             self._faults[key] = fault
             if self._entries.pop(key, None) is not None:
                 self._changed()

@@ -79,8 +79,8 @@ class Intake:
         batch, self._waiting = self._waiting, []
         try:
             placed: list[Appended | StoreError] = [*self._store.append([one[0] for one in batch])]
-        except StoreError:
-            placed = [self._append_one(one[0]) for one in batch]  # one of them is at fault
+        except Exception:  # the edge: one of them is at fault, the others are not
+            placed = [self._append_one(one[0]) for one in batch]
         self._on_stored()
         if self._sync:
             self._wait_for_disk(batch, placed)
@@ -92,6 +92,9 @@ class Intake:
             return self._store.append([draft])[0]
         except StoreError as error:
             return error
+        except Exception as error:
+            log.exception("a message of %s could not be stored", draft.topic)
+            return StoreError(f"{type(error).__name__}: {error}")
 
     def _finish(
         self,

@@ -105,6 +105,7 @@ class Stats:
     # Called by the clock.
 
     def tick(self, now: float) -> None:
+        """`now` is the time of day, as `started` is: days begin by it."""
         put, got = self.put_total, self.got_total
         self._rates.append((now, put.messages, got.calls, self.missed, got.messages))
         for window in (self._minute, self._hour, self._day_window):
@@ -238,8 +239,10 @@ class _Latencies:
 
     def __init__(self) -> None:
         self._begun: float | None = None
-        self._now = ([0] * len(_NAMES), [0] * (len(self._STEPS) + 1))
-        self._last = self._now
+        self._now, self._last = self._empty(), self._empty()
+
+    def _empty(self) -> tuple[list[int], list[int]]:
+        return [0] * len(_NAMES), [0] * (len(self._STEPS) + 1)
 
     def add(self, millis: float, messages: int) -> None:
         coarse, fine = self._now
@@ -252,8 +255,7 @@ class _Latencies:
             self._begun = now
         if now - self._begun >= 60:
             self._begun = now
-            self._last = self._now
-            self._now = ([0] * len(_NAMES), [0] * (len(self._STEPS) + 1))
+            self._last, self._now = self._now, self._empty()
 
     def shown(self) -> str:
         return "".join(

@@ -44,6 +44,7 @@ NO_SENDING: Final = frozenset(
     }
 )
 _SYSTEM_TOPICS: Final = NO_SENDING | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+_DELETED: Final = "tamis.deleted.json"  # beside RocketMQ's tables; it leaves that alone
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 _READ_WRITE: Final = Perm.READ | Perm.WRITE
 
@@ -80,15 +81,20 @@ class Topics(Mapping[str, TopicConfig]):
         now: Callable[[], float],
         stored: Mapping[str, int],
     ) -> None:
-        """`stored`: topics that have queues in the store, and how many; none is forgotten."""
+        """`stored`: topics that have queues in the store, and how many. None is forgotten, should
+        a crash have come before the table was saved; one that was deleted stays so."""
         self._folder = folder
         self._config = config
         self._now = now
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
         self._topics, self.version = tables.load_topics(folder)
         self._topics |= _made_at_start(config)
+        deleted = (tables.read_table(folder / _DELETED) or {}).get("topics", [])
+        self._deleted: set[str] = {topic for topic in deleted if topic not in self._topics}
         for topic, queues in stored.items():
             known = self._topics.get(topic)
+            if topic in self._deleted:
+                continue
             if known is None and topic not in NO_SENDING:
                 log.warning(
                     "the topic %s was not saved; it has messages in %d queues", topic, queues
@@ -119,12 +125,14 @@ class Topics(Mapping[str, TopicConfig]):
     def put(self, topic: TopicConfig) -> None:
         old = self._topics.get(topic.name)
         self._topics[topic.name] = topic
+        self._deleted.discard(topic.name)
         log.info("topic %s: %s", topic.name, "made" if old is None else f"changed from {old}")
         self._changed(topic)
 
     def delete(self, topic: str) -> bool:
         if self._topics.pop(topic, None) is None:
             return False
+        self._deleted.add(topic)
         log.info("topic %s: deleted", topic)
         self._changed(None)
         return True
@@ -167,8 +175,14 @@ class Topics(Mapping[str, TopicConfig]):
 
     def snapshot(self) -> Callable[[], None]:
         """What saves the table as it is now; may be called in another thread."""
-        topics, version = dict(self._topics), self.version
-        return lambda: tables.save_topics(self._folder, topics, version)
+        topics, version, deleted = dict(self._topics), self.version, sorted(self._deleted)
+
+        def save() -> None:
+            tables.save_topics(self._folder, topics, version)
+            if deleted or (self._folder / _DELETED).exists():
+                tables.write_table(self._folder / _DELETED, {"topics": deleted})
+
+        return save
 
 
 def _made_at_start(config: BrokerConfig) -> dict[str, TopicConfig]:

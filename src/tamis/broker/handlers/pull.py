@@ -15,6 +15,7 @@ from ...errors import InvalidFilter, ResponseError
 from ...filter.engines.closures import compile_closure, evaluate
 from ...filter.logic import Outcome
 from ...filter.tags import TagFilter, parse_tags
+from ...java import string_hash
 from ...net.aio import Peer
 from ...net.server import Answer, Request
 from ...store.commitlog import Queue
@@ -173,7 +174,9 @@ class Puller:
             return known[1]
         made: TagFilter | None = None
         if not one.class_filter_mode and one.expression != "*":
-            made = TagFilter(one.expression, frozenset(one.tags), frozenset(one.codes))
+            # the C++ client sends zeros for codes
+            codes = map(string_hash, one.tags) if one.tags else one.codes
+            made = TagFilter(one.expression, frozenset(one.tags), frozenset(codes))
         self._tags[group, topic] = (one, made)
         return made
 

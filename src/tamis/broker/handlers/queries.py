@@ -42,6 +42,7 @@ __all__ = [
     "oldest_time",
     "query_consume_queue",
     "query_message",
+    "record_time",
     "search_offset",
     "store_time",
     "view_message",

@@ -154,6 +154,11 @@ class Sender:
         self, header: SendMessage, request: Request, topic: TopicConfig, queue_id: int
     ) -> Draft:
         name = header.topic
+        reconsumed = header.reconsume_times or 0
+        for number in (header.flag, header.sys_flag, reconsumed):
+            if not -(2**31) <= number < 2**31:
+                why = f"{number} where a number of 32 bits is wanted"
+                raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
         properties = properties_block.decode(header.properties or "")
         if name.startswith(RETRY_PREFIX):
             name = self._retried_or_dead(header, request, properties)
@@ -176,7 +181,7 @@ class Sender:
             sys_flag=sys_flag,
             born_timestamp=header.born_timestamp,
             born_host=born_host(request.peer),
-            reconsume_times=header.reconsume_times or 0,
+            reconsume_times=reconsumed,
         )
 
     def _retried_or_dead(

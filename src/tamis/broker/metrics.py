@@ -1,0 +1,285 @@
+"""What a broker tells Prometheus, over HTTP.
+
+Everything is read in the thread of the scrape, from tables that the broker's loop goes on changing:
+a number may be a moment younger than the one before it. Nothing here makes the loop wait.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from .. import __version__
+from ..filter.tags import TagFilter
+from ..message import QueueOffset
+from ..store.commitlog import Queue
+from ..store.consumequeue import ConsumeQueue, Extension, Units
+from ..store.select import QueueReader, SqlFilter
+from ..store.store import Store
+from .broker import Broker
+from .latency import Latency
+
+__all__ = ["Exporter", "MatchingLag"]
+
+T = TypeVar("T")
+Wanted = TagFilter | SqlFilter | None
+
+
+class Exporter:
+    """Listens from the start to `close`, on the broker's `bind` and `metrics_port`. Raises OSError.
+
+    To be closed before the broker; from another thread than the loop's, or it waits for a scrape.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        config = broker.settings.config
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._collector = _BrokerCollector(broker)
+        registry.register(self._collector)
+        self._server, self._thread = start_http_server(config.metrics_port, config.bind, registry)
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._collector.close()
+
+
+class _BrokerCollector(Collector):
+    """One scrape at a time."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._matching = MatchingLag(broker.store)
+        self._scraping = threading.Lock()
+        self._is_closed = False
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # else there would be a scrape at registration
+
+    def collect(self) -> Iterable[Metric]:
+        with self._scraping:
+            return [] if self._is_closed else list(self._collect())
+
+    def close(self) -> None:
+        with self._scraping:
+            self._is_closed = True
+
+    def _collect(self) -> Iterator[Metric]:
+        config = self._broker.settings.config
+        info = {"version": __version__, "name": config.name, "cluster": config.cluster}
+        yield InfoMetricFamily("tamis_broker", "Which broker this is.", value=info)
+        yield from self._traffic()
+        yield from self._state()
+        yield from self._verdicts()
+        yield from self._lags()
+        for name, what in (("dispatch", "queueing what was stored"), ("flush", "a flush")):
+            # the broker may not keep them
+            latency: Latency | None = getattr(self._broker, f"{name}_latency", None)
+            if latency is not None:
+                buckets = [(_bound(b), n) for b, n in latency.buckets()]
+                yield HistogramMetricFamily(
+                    f"tamis_{name}_seconds", f"How long {what} took.", buckets, latency.sum
+                )
+
+    def _traffic(self) -> Iterator[Metric]:
+        stats = self._broker.stats
+        puts = {(topic,): count for topic, count in stats.puts.copy().items()}
+        for way, counts, labels in (
+            ("in", puts, ["topic"]),
+            ("out", stats.gets.copy(), ["topic", "group"]),
+        ):
+            messages = CounterMetricFamily(f"tamis_messages_{way}", _WAYS[way], labels=labels)
+            size = CounterMetricFamily(f"tamis_bytes_{way}", "Their bytes.", labels=labels)
+            for key, count in counts.items():
+                messages.add_metric(key, count.messages)
+                size.add_metric(key, count.bytes)
+            yield messages
+            yield size
+        back = CounterMetricFamily(
+            "tamis_messages_back", "Sent back by consumers, to retry.", labels=["topic", "group"]
+        )
+        for key, count in stats.backs.copy().items():
+            back.add_metric(key, count.messages)
+        yield back
+        yield CounterMetricFamily("tamis_put_failures", "Messages not stored.", stats.failed)
+
+    def _state(self) -> Iterator[Metric]:
+        broker, store = self._broker, self._broker.store
+        end = store.log.end
+        for name, what, value in (
+            ("held_pulls", "Pulls that wait for a message.", broker.holds.count),
+            ("connections", "Of clients.", len(broker.server.peers)),
+            ("log_bytes", "Of the commit log, from its first file on.", end - store.log.start),
+            ("undispatched_bytes", "In the log and not yet in queues.", end - store.dispatched),
+        ):
+            yield GaugeMetricFamily(f"tamis_{name}", what, value)
+
+    def _verdicts(self) -> Iterator[Metric]:
+        families = {
+            name: CounterMetricFamily(f"tamis_filter_{name}", what, labels=["group", "topic"])
+            for name, what in _VERDICTS.items()
+        }
+        for key, tally in self._broker.verdicts.tallies.copy().items():
+            for name, family in families.items():
+                family.add_metric(key, getattr(tally, name))
+        yield from families.values()
+
+    def _lags(self) -> Iterator[Metric]:
+        labels = ["group", "topic"]
+        lag = GaugeMetricFamily(
+            "tamis_group_lag", "Messages after those the group has committed.", labels=labels
+        )
+        matching = GaugeMetricFamily(
+            "tamis_group_matching_lag", "Of these, those its filter matches.", labels=labels
+        )
+        queues: dict[str, list[int]] = {}
+        for topic, queue_id in self._broker.store.queues:
+            queues.setdefault(topic, []).append(queue_id)
+        progress = self._progress()
+        for (topic, group), committed in progress.items():
+            key, wanted = self._filter(topic, group)
+            behind = matched = 0
+            for queue_id in queues.get(topic, ()):
+                queue = self._broker.store.find_queue(topic, queue_id)
+                high = queue.max_offset if queue is not None else 0
+                offset = committed.get(queue_id, 0)
+                behind += max(high - offset, 0)
+                matched += self._matching.of(group, (topic, queue_id), offset, high, key, wanted)
+            lag.add_metric([group, topic], behind)
+            matching.add_metric([group, topic], matched)
+        self._matching.keep(progress)
+        yield lag
+        yield matching
+
+    def _progress(self) -> dict[tuple[str, str], dict[int, int]]:
+        """By (topic, group): of groups with offsets, and of those that are here without any."""
+        found = _undisturbed(self._broker.offsets.all)
+        for name, group in self._broker.consumers.groups.copy().items():
+            if group.message_model != "BROADCASTING":  # its members keep their offsets themselves
+                for topic in group.subscriptions.copy():
+                    found.setdefault((topic, name), {})
+        return found
+
+    def _filter(self, topic: str, group: str) -> tuple[object, Wanted]:
+        """The group's, and what it is known by: an equal one needs no new count. A group that is
+        gone has its SQL for a day, and then none."""
+        here = self._broker.consumers.groups.get(group)
+        one = here.subscriptions.get(topic) if here is not None else None
+        if one is not None and (one.is_tags or one.class_filter_mode):
+            if one.class_filter_mode or one.expression == "*":
+                return None, None
+            codes = frozenset(one.codes)
+            return codes, TagFilter(one.expression, frozenset(one.tags), codes)
+        sql = self._broker.filters.sql(topic, group)
+        return (sql.batch_filter.expression, sql) if sql is not None else (None, None)
+
+
+_WAYS = {"in": "Messages stored.", "out": "Messages given to groups."}
+_VERDICTS = {
+    "evaluated": "Messages the group's filter was asked about.",
+    "matched": "Of these, delivered.",
+    "filtered": "Of these, not wanted.",
+    "failed": "Of these, the filter could not tell; they are not delivered.",
+}
+
+
+def _bound(seconds: float) -> str:
+    return "+Inf" if seconds == float("inf") else str(seconds)
+
+
+def _undisturbed(read: Callable[[], T]) -> T:
+    """What a function gives that goes through a table of the loop's."""
+    while True:
+        try:
+            return read()
+        except RuntimeError:  # the table grew meanwhile
+            continue
+
+
+@dataclass(slots=True)
+class _Counted:
+    key: object
+    start: int
+    end: int
+    matches: int  # from start to end
+
+
+class MatchingLag:
+    """How many messages a group's filter matches between its offset and the end, exactly.
+
+    What was counted is remembered, so that the next time only what came and what was consumed is
+    looked at, or what is left, if that is less. For one thread.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._counted: dict[tuple[str, Queue], _Counted] = {}
+        self.looked_at = 0  # messages, since the start
+
+    def of(
+        self, group: str, queue: Queue, offset: int, end: int, key: object, wanted: Wanted
+    ) -> int:
+        """From `offset` up to `end`; `key` is equal for equal filters."""
+        found = self._store.find_queue(*queue)
+        if found is None:
+            return 0
+        start = min(max(offset, found.min_offset), end)
+        if wanted is None:
+            return end - start
+        old = self._counted.get((group, queue))
+        if (
+            old is not None
+            and old.key == key
+            and found.min_offset <= old.start <= start <= old.end <= end
+            and (start - old.start) + (end - old.end) < end - start
+        ):
+            gone = self._count(found, old.start, start, wanted)
+            matches = old.matches - gone + self._count(found, old.end, end, wanted)
+        else:
+            matches = self._count(found, start, end, wanted)
+        self._counted[group, queue] = _Counted(key, start, end, matches)
+        return matches
+
+    def keep(self, wanted: Iterable[tuple[str, str]]) -> None:
+        """Forgets all but these: (topic, group)."""
+        known = set(wanted)
+        for group, queue in [k for k in self._counted if (k[1][0], k[0]) not in known]:
+            del self._counted[group, queue]
+
+    def _count(
+        self, queue: ConsumeQueue, start: int, end: int, wanted: TagFilter | SqlFilter
+    ) -> int:
+        if start >= end:
+            return 0
+        self.looked_at += end - start
+        part = cast(ConsumeQueue, _Part(queue, QueueOffset(end)))
+        return QueueReader(self._store.log, part).count(start, wanted)
+
+
+class _Part:
+    """A queue as if it ended earlier, for a `QueueReader` that counts."""
+
+    def __init__(self, queue: ConsumeQueue, end: QueueOffset) -> None:
+        self._queue = queue
+        self.max_offset = end
+        self.min_offset = queue.min_offset
+
+    @property
+    def extension(self) -> Extension | None:
+        return self._queue.extension
+
+    def units(self, offset: int, count: int) -> Units:
+        return self._queue.units(offset, count)
