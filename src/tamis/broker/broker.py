@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 _SILENT: Final = 120.0  # seconds without a heartbeat
 _SAVE_OFFSETS: Final = 5.0
 _SAVE_FILTERS: Final = 10.0
+_SAVE_SOON: Final = 0.02
 _CLEAN: Final = 10.0
 _SWEEP: Final = 1.0
 _VIP: Final = 2  # old clients send to the port this much lower
@@ -72,7 +73,8 @@ class Broker:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(2, "tamis-files")
-        self._saving: dict[str, asyncio.Task[None]] = {}
+        self._unsaved: dict[str, Callable[[], Callable[[], None]]] = {}
+        self._saver: asyncio.Task[None] | None = None
         self._dispatching = False
         self._last_dispatch = 0.0  # when it ended
         self.dispatch_seconds = 0.0  # what the last one took
@@ -197,7 +199,9 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.intake.close()
-        await asyncio.gather(*self._saving.values(), return_exceptions=True)
+        if self._saver is not None:
+            await self._saver
+        self._threads.shutdown()  # whoever is still at a file is done with it after this
         self.transactions.note_progress()
         for save in (
             self.topics.snapshot(),
@@ -208,7 +212,6 @@ class Broker:
         ):
             save()
         self.store.close()
-        self._threads.shutdown()
         log.info("broker %s stopped", self.settings.config.name)
 
     def _peer_closed(self, peer: Peer) -> None:
@@ -314,19 +317,20 @@ class Broker:
         return Load(sends=self.intake.backlog)
 
     def _save(self, name: str, snapshot: Callable[[], Callable[[], None]]) -> None:
-        """Saves a table soon, once for all changes of this moment."""
-        if name in self._saving:
-            return
+        """Saves a table soon, once for all changes of this moment; one table at a time."""
+        self._unsaved[name] = snapshot
+        if self._saver is None:
+            self._saver = asyncio.get_running_loop().create_task(self._save_tables())
 
-        async def save() -> None:
+    async def _save_tables(self) -> None:
+        await asyncio.sleep(_SAVE_SOON)
+        while self._unsaved:
+            name, snapshot = self._unsaved.popitem()
             try:
-                await asyncio.sleep(0.02)
-                del self._saving[name]
                 await self._in_thread(snapshot())
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 log.error("the %s could not be saved: %s", name, error)
-
-        self._saving[name] = asyncio.get_running_loop().create_task(save())
+        self._saver = None
 
 
 def _store_host(host: str, port: int) -> Host:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from ..errors import RemoteProtocolError
 from ..wire.codes import CommandFlag
@@ -49,8 +49,7 @@ class Peer(asyncio.Protocol):
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self._transport.set_write_buffer_limits(high=_HIGH_WATER, low=_LOW_WATER)
         name = transport.get_extra_info("peername")
         self.address = (name[0], name[1]) if name else ("", 0)
