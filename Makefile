@@ -20,8 +20,8 @@ install: .venv/.installed  ## make .venv and install exact versions into it
 test: install  ## run the tests
 	@$(BIN)/python -m pytest
 
-demo: install  ## see what it does
-	@$(BIN)/tamis demo
+demo: install  ## a broker, orders, groups that filter them; CLIENT=java, cpp or tamis
+	@$(BIN)/python examples/orders/run.py $(if $(CLIENT),--client $(CLIENT))
 
 lint: install  ## style and format
 	$(BIN)/ruff check .

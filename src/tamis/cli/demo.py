@@ -1,115 +1,400 @@
-"""`tamis demo`: what the filter language does, on sample orders."""
+"""`tamis demo`: a broker, orders, and groups that have them filtered; what each got, and why.
 
+`play` is the demo with any client. The command gives it ours, which is no more than a loop of
+pulls; `examples/orders/run.py` gives it Apache's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
 import random
+import re
+import shutil
+import sys
+import tempfile
+import textwrap
+import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 import click
 
-from .filter import print_explanation, print_findings
+from .. import __version__
+from ..errors import ResponseError
 
-__all__ = ["demo"]
+if TYPE_CHECKING:
+    from ..message import StoredMessage
+    from ..net.aio import Peer
+    from ..testing import LocalCluster
+    from ..wire.command import Command
+    from ..wire.headers import Header
 
-_ORDERS: tuple[dict[str, str], ...] = (
-    {"TAGS": "PAID", "region": "eu", "price": "250", "vip": "true"},
-    {"TAGS": "PAID", "region": "us", "price": "99.90", "vip": "false"},
-    {"TAGS": "REFUND", "region": "eu", "price": "12"},
-    {"TAGS": "NEW", "region": "cn", "price": "free", "vip": "TRUE"},
-    {"TAGS": "NEW", "price": "1e3"},
+__all__ = ["TOPIC", "Client", "Connect", "Group", "Order", "PullLoop", "demo", "play"]
+
+T = TypeVar("T")
+
+TOPIC: Final = "Orders"
+QUEUES: Final = 4
+
+_ORDERS: Final = 200
+_STORED: Final = 200_000
+_PATIENCE: Final = 120.0  # seconds, for an answer and for a condition to come about
+_SILENCE: Final = 3.0  # seconds of starting, after which something is said
+_WIDTH: Final = 96  # columns, where the terminal has them
+_SHOWN: Final = ("order", "tag", "region", "price", "vip")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A message: its key, its tag and the properties that SQL can ask for."""
+
+    key: str
+    tag: str
+    properties: dict[str, str]
+
+    @property
+    def body(self) -> str:
+        return f"this is {self.key}"
+
+    @property
+    def all_properties(self) -> dict[str, str]:
+        """As they are stored."""
+        return {"KEYS": self.key, "TAGS": self.tag, **self.properties}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group and its filter, one of the two."""
+
+    name: str
+    tags: str = ""
+    sql: str = ""
+
+    @property
+    def filter(self) -> str:
+        return f"tags {self.tags}" if self.tags else f"sql  {self.sql}"
+
+
+GROUPS: Final = (
+    Group("payments", tags="PAID || REFUND"),
+    Group("refunds", tags="REFUND"),
+    Group("eu-big", sql="region = 'eu' AND price > 100.0"),
+    Group("vip-or-far", sql="vip = TRUE OR region IN ('cn', 'us')"),
+    Group("big", sql="price > 100.0"),
+    Group("big-naive", sql="price > 100"),
 )
-_FILTERS = (
-    "price > 100",
-    "price > 100.0",
-    "region = 'eu' AND price > 100.0",
-    "vip = TRUE OR region IN ('cn', 'us')",
-    "region <> 'eu'",
-)
-_TRAPS = ("region LIKE 'e%'", "NOT vip = TRUE", "price > 5 AND price < 3", "price = 007")
-_MESSAGES = 1_000_000
-_STORED = 200_000
+_BETTER, _FAILING = GROUPS[-2:]
+_TRAPS: Final = ("region LIKE 'e%'", "NOT vip = TRUE", "price > 5 AND price < 3")
 
-_MARKS = {
-    "TRUE": ("yes", "green"),
-    "FALSE": ("no", "red"),
-    "NULL": ("unknown", "yellow"),
-    "ERROR": ("fails", "magenta"),
-}
+
+class Client(Protocol):
+    """What sends orders and consumes them: in this order, a call each."""
+
+    title: str  # who made it, and its version
+    note: str  # what it can't do, if anything
+
+    def send(self, orders: Sequence[Order]) -> None: ...
+
+    def subscribe(self, groups: Sequence[Group]) -> None: ...
+
+    def received(self, group: Group, count: int) -> list[str]:
+        """The keys of what the group got, once they are `count`."""
+
+
+Connect = Callable[["LocalCluster"], AbstractContextManager[Client]]
 
 
 @click.command()
 def demo() -> None:
-    """Show what it does, on sample orders."""
-    _title("Five orders, five filters: RocketMQ's own verdicts")
-    _show_verdicts()
-    _title("Why did the order from China not match the first?")
-    _show_reason()
-    _title("Filters that compile and do something else")
+    """Show what it does: a broker, orders, groups that filter them."""
+    play(PullLoop)
+
+
+def play(connect: Connect) -> None:
+    """Raises ClickException, with one line of text, if anything is not as it should be."""
+    start = time.perf_counter()
+    with _step("the demo", BrokenPipeError), _warnings() as warnings:
+        orders = _make_orders(random.Random(5))
+        with ExitStack() as stack:
+            cluster, ours, client = _start(stack, connect)
+            warnings[:] = [one for one in warnings if one.name != _VERDICTS]  # of the first
+            seconds = time.perf_counter() - start
+            _title(f"Tamis {__version__}: RocketMQ's broker, in Python")
+            _line("name server", f"{cluster.nameserver}, broker {cluster.broker}, in this process")
+            _line("client", client.title)
+            if client.note:
+                _line("", client.note)
+            _line("started in", f"{seconds:.1f} s")
+
+            begin = time.perf_counter()
+            tallies, got = _exchange(cluster, ours, client, orders)
+            seconds = time.perf_counter() - begin
+            _title(f"{len(orders)} orders were sent, such as")
+            _show_orders(orders)
+            _title("Each group had the broker filter them, and got")
+            _show_groups(tallies, got)
+            took = f"{sum(map(len, got.values()))} messages delivered"
+            click.echo(f"\n  sent, filtered and consumed in {seconds:.1f} s: {took}")
+            _check(orders, tallies, got)
+
+            _title("A filter that fails is not one that says no")
+            with _step("asking for the reason"):
+                sample = _sample(ours, warnings)
+            _show_failures(tallies[_FAILING.name], *sample)
+    _title("RocketMQ accepts filters that mean something else: tamis filter lint")
     _show_traps()
-    _title("A million orders, one core")
-    _show_speed()
-    _title("RocketMQ's own files, read a batch at a time")
-    _show_store()
-    click.echo('\nTry your own:  tamis filter test "price > 100.0" -p price=99.90')
+    with _step("the store", BrokenPipeError):
+        _title(f"{_STORED:,} orders in RocketMQ's own files: how many would match, on one core")
+        _show_store()
+    for warning in warnings:
+        if warning.name != _VERDICTS:
+            click.echo(f"warning: {warning.getMessage()}", err=True)
+    _show_more(time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _step(what: str, *passing: type[Exception]) -> Iterator[None]:
+    """An error in one line. Within, nothing is printed unless a broken pipe passes."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (click.ClickException, *passing)):
+            raise
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise click.ClickException(f"{what} failed: {first}") from error
+
+
+# What happens.
+
+
+def _make_orders(rng: random.Random, count: int = _ORDERS) -> list[Order]:
+    orders = []
+    for number in range(1, count + 1):
+        properties = {"region": rng.choice(("eu", "eu", "us", "cn"))}
+        properties["price"] = rng.choices(
+            (f"{rng.randrange(250)}", f"{rng.random() * 250:.2f}", "free"), (6, 3, 1)
+        )[0]
+        if rng.random() < 0.5:
+            properties["vip"] = rng.choice(("true", "false"))
+        tag = rng.choices(("PAID", "NEW", "REFUND"), (5, 3, 1))[0]
+        orders.append(Order(f"order-{number}", tag, properties))
+    return orders
+
+
+def _start(stack: ExitStack, connect: Connect) -> tuple["LocalCluster", "PullLoop", Client]:
+    """The servers; ours for the demo's own questions; the client."""
+    from ..testing import LocalCluster
+
+    excuse = threading.Timer(_SILENCE, lambda: click.echo(
+        "starting; the first time on a machine some code is compiled, for up to half a minute",
+        err=True))  # fmt: skip
+    excuse.daemon = True
+    excuse.start()
+    try:
+        with _step("starting the servers"):
+            with LocalCluster() as first, PullLoop(first) as loop:  # waits for the compiler
+                loop.create_topic(first.broker)
+                loop.send(_make_orders(random.Random(5), 8))
+                loop.subscribe(GROUPS)
+            cluster = stack.enter_context(LocalCluster(metrics_port=0))
+    finally:
+        excuse.cancel()
+    with _step("creating the topic"):
+        ours = stack.enter_context(PullLoop(cluster))
+        ours.create_topic(cluster.broker)
+    with _step("starting the client"):
+        client = stack.enter_context(connect(cluster))
+    return cluster, ours, client
+
+
+def _exchange(
+    cluster: "LocalCluster", ours: "PullLoop", client: Client, orders: Sequence[Order]
+) -> tuple[dict[str, "Tally"], dict[str, list[str]]]:
+    """What the broker counted and what the client got, by group."""
+    with _step("sending the orders"):
+        client.send(orders)
+        _await("the queues have", ours.stored, lambda stored: stored >= len(orders))
+    with _step("consuming"):
+        client.subscribe(GROUPS)
+        tallies = _await(
+            "the broker has filtered",
+            lambda: _scrape(cluster.metrics),
+            lambda seen: all(
+                group.name in seen and seen[group.name].evaluated >= len(orders) for group in GROUPS
+            ),
+        )
+        got = {group.name: client.received(group, tallies[group.name].matched) for group in GROUPS}
+    return tallies, got
+
+
+def _await(what: str, see: Callable[[], T], enough: Callable[[T], bool]) -> T:
+    deadline = time.monotonic() + _PATIENCE
+    while not enough(seen := see()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {_PATIENCE:g} s, {what} {seen}")
+        time.sleep(0.02)
+    return seen
+
+
+def _check(
+    orders: Sequence[Order], tallies: Mapping[str, "Tally"], got: Mapping[str, list[str]]
+) -> None:
+    """Each group has what the filter says of each order when it is asked on its own."""
+    from ..filter import Outcome, parse
+    from ..filter.engines.closures import compile_closure, evaluate
+    from ..filter.tags import parse_tags
+
+    for group in GROUPS:
+        if group.tags:
+            wanted = parse_tags(group.tags).tags
+            expected = [order.key for order in orders if order.tag in wanted]
+            failed = 0
+        else:
+            closure = compile_closure(parse(group.sql))
+            outcomes = [(order.key, evaluate(closure, order.all_properties)) for order in orders]
+            expected = [key for key, outcome in outcomes if outcome is Outcome.TRUE]
+            failed = sum(outcome is Outcome.ERROR for _, outcome in outcomes)
+        seen = got[group.name]
+        if sorted(seen) != sorted(expected) or tallies[group.name].failed != failed:
+            raise click.ClickException(
+                f"group {group.name} got {len(seen)} orders and not the {len(expected)} it should, "
+                f"or its filter did not fail {failed} times"
+            )
+
+
+class Tally(NamedTuple):
+    """What the broker counted of a group's filter."""
+
+    evaluated: int
+    matched: int
+    filtered: int
+    failed: int
+
+
+def _scrape(url: str) -> dict[str, Tally]:
+    """By group, from the broker's metrics, as Prometheus would."""
+    import urllib.request
+
+    from prometheus_client.parser import text_string_to_metric_families
+
+    # a proxy of the environment has no business here
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=_PATIENCE) as answer:
+        text = answer.read().decode()
+    found: dict[str, dict[str, int]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = re.fullmatch(r"tamis_filter_(\w+)_total", sample.name)
+            if name and sample.labels["topic"] == TOPIC:
+                found.setdefault(sample.labels["group"], {})[name[1]] = int(sample.value)
+    return {group: Tally(**counts) for group, counts in found.items()}
+
+
+_VERDICTS: Final = "tamis.broker.verdicts"
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[logging.LogRecord]]:
+    """What the servers log meanwhile, instead of on standard error."""
+    kept: list[logging.LogRecord] = []
+    handler, logger = logging.Handler(logging.WARNING), logging.getLogger("tamis")
+    handler.emit = kept.append  # type: ignore[method-assign,assignment]
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield kept
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+def _sample(ours: "PullLoop", warnings: Sequence[logging.LogRecord]) -> tuple[str, "StoredMessage"]:
+    """What the broker logged of the failing filter, and a message that it names."""
+    found = re.compile(rf"the filter of group {_FAILING.name} on .*: queue (\d+), offsets \[(\d+)")
+    for warning in warnings:
+        said = warning.getMessage()
+        if match := found.match(said):
+            queue, offset = map(int, match.groups())
+            return said, ours.message(queue, offset)
+    raise RuntimeError(f"the broker logged no failure of group {_FAILING.name}")
+
+
+# What is shown.
 
 
 def _title(text: str) -> None:
     click.echo(f"\n{click.style(text, bold=True)}\n")
 
 
-def _show_verdicts() -> None:
-    from ..filter import parse
-    from ..filter.engines.closures import compile_closure, evaluate
-
-    columns = list(_ORDERS[0])
-    for number, order in enumerate(_ORDERS, 1):
-        shown = "  ".join(f"{name} {order.get(name, '-'):<7}" for name in columns)
-        click.echo(f"  order {number}   {shown}".rstrip())
-    heads = "".join(f"order {number}  " for number in range(1, len(_ORDERS) + 1))
-    click.echo(f"\n  {'':<38}{heads.rstrip()}")
-    for text in _FILTERS:
-        closure = compile_closure(parse(text))
-        marks = [_MARKS[evaluate(closure, order).name] for order in _ORDERS]
-        row = "".join(click.style(f"{word:<9}", fg=colour) for word, colour in marks)
-        click.echo(f"  {text:<38}{row}")
+def _line(name: str, text: str) -> None:
+    click.echo(_wrapped(f"  {name:<12}", text))
 
 
-def _show_reason() -> None:
+def _wrapped(start: str, text: str) -> str:
+    width = min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH)
+    return textwrap.fill(
+        text,
+        max(width, 60),
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _show_orders(orders: Sequence[Order]) -> None:
+    click.echo("  " + "".join(f"{name:<10}" for name in _SHOWN).rstrip())
+    for kind in ("PAID", "REFUND", "NEW"):
+        order = next(one for one in orders if one.tag == kind)
+        shown = {"order": order.key, "tag": order.tag, **order.properties}
+        click.echo("  " + "".join(f"{shown.get(name, '-'):<10}" for name in _SHOWN).rstrip())
+
+
+def _show_groups(tallies: Mapping[str, Tally], got: Mapping[str, list[str]]) -> None:
+    click.echo(f"  {'group':<12}{'filter':<42}{'got':>4}{'not wanted':>12}{'failed':>8}")
+    for group in GROUPS:
+        tally = tallies[group.name]
+        count = click.style(f"{len(got[group.name]):>4}", fg="green")
+        failed = f"{tally.failed or '-':>8}"
+        failed = click.style(failed, fg="red") if tally.failed else failed
+        click.echo(f"  {group.name:<12}{group.filter:<42}{count}{tally.filtered:>12}{failed}")
+
+
+def _show_failures(tally: Tally, said: str, message: "StoredMessage") -> None:
     from ..filter import parse
     from ..filter.explain import explain
 
-    print_explanation(explain(parse(_FILTERS[0]), _ORDERS[3]))
+    told = (
+        f"Group {_FAILING.name} did not get {tally.failed} orders because its filter could not "
+        "tell. The broker counts them and logs samples; the reason can be asked for."
+    )
+    click.echo(_wrapped("  ", told) + "\n")
+    labels = f'group="{_FAILING.name}",topic="{TOPIC}"'
+    _line("metrics", f"tamis_filter_failed_total{{{labels}}} {tally.failed}")
+    _line("log", said)
+    where = f"{message.properties['KEYS']}, queue {message.queue_id}, offset {message.queue_offset}"
+    reason = explain(parse(_FAILING.sql), message.properties).reason
+    _line("explained", f"{where}: {reason}")
+    _line("", f"A price is compared as a double by: {_BETTER.sql} (group {_BETTER.name}).")
 
 
 def _show_traps() -> None:
     from ..filter.lint import Severity, lint
 
     for text in _TRAPS:
-        click.echo(text)
-        print_findings(text, [f for f in lint(text) if f.severity is Severity.ERROR])
-
-
-def _show_speed() -> None:
-    click.echo("  (the first run compiles the engine, some seconds; later ones find it compiled)\n")
-    from ..filter import Outcome, parse
-    from ..filter.engines.columnar import column, compile_batch
-    from ..wire import properties
-
-    rng = random.Random(5)
-    strings = column([properties.encode(_random_order(rng)) for _ in range(_MESSAGES)])
-    for text in _FILTERS:
-        batch_filter = compile_batch(parse(text))
-        batch_filter.match_strings(strings[:10])
-        start = time.perf_counter()
-        outcomes = batch_filter.match_strings(strings)
-        seconds = time.perf_counter() - start
-        matched = int((outcomes == Outcome.TRUE).sum())
-        rate = f"{len(strings) / seconds / 1e6:4.0f} M messages/s"
-        click.echo(f"  {text:<38}{matched:>9,} match  {rate}")
+        for finding in lint(text):
+            if finding.severity is Severity.ERROR:
+                better = finding.rewritten(text)
+                hint = f"; write: {better.strip()}" if better is not None else ""
+                click.echo(_wrapped(f"  {text:<25}", finding.message + hint))
 
 
 def _show_store() -> None:
-    import tempfile
-    from pathlib import Path
-
     from ..filter import parse
     from ..filter.engines.columnar import BatchFilter
     from ..filter.tags import parse_tags
@@ -118,35 +403,200 @@ def _show_store() -> None:
     from ..store.store import Store
     from ..wire import properties, record
 
-    rng = random.Random(6)
     config = StoreConfig(
         flush="async", log_file_size=2**27, index_slots=10**5, index_entries=4 * 10**5
     )
+    blocks = [properties.encode(one.properties | {"TAGS": one.tag}).encode()
+              for one in _make_orders(random.Random(6), 1000)]  # fmt: skip
+    batch = b"".join(record.batch_item(b"an order", block) for block in blocks)
     with (
-        tempfile.TemporaryDirectory() as directory,
+        tempfile.TemporaryDirectory(prefix="tamis-") as directory,
         Store(Path(directory) / "store", config) as store,
     ):
-        for _ in range(0, _STORED, 1000):
-            orders = (properties.encode(_random_order(rng)).encode() for _ in range(1000))
-            batch = b"".join(record.batch_item(b"an order", order) for order in orders)
-            store.append_batch(record.Draft(topic="Orders"), batch)
+        for _ in range(0, _STORED, len(blocks)):
+            store.append_batch(record.Draft(topic=TOPIC), batch)
         store.dispatch()
-        sql = SqlFilter(BatchFilter(parse(_FILTERS[2])))
-        tags = parse_tags("PAID || REFUND")
-        for shown, wanted in (("tags PAID || REFUND", tags), (f"sql  {_FILTERS[2]}", sql)):
-            store.count("Orders", 0, _STORED - 1, wanted)  # warms up
+        for group in (GROUPS[0], GROUPS[2]):
+            wanted = (parse_tags(group.tags) if group.tags
+                      else SqlFilter(BatchFilter(parse(group.sql))))  # fmt: skip
+            store.count(TOPIC, 0, _STORED - 1, wanted)  # warms up
             start = time.perf_counter()
-            lag = store.count("Orders", 0, 0, wanted)
-            rate = f"{_STORED / (time.perf_counter() - start) / 1e6:4.0f} M messages/s"
-            click.echo(f"  {shown:<38}{lag:>9,} match  {rate}")
-        first = store.select("Orders", 0, _STORED // 2, wanted=sql).records[0]
-        message = record.decode(bytes(first))
-        shown = ", ".join(f"{name} {value}" for name, value in message.properties.items())
-        click.echo(f"\n  the first of these in the second half, message {message.queue_offset}:")
-        click.echo(f"  {shown}")
+            found = store.count(TOPIC, 0, 0, wanted)
+            rate = _STORED / (time.perf_counter() - start) / 1e6
+            click.echo(f"  {group.filter:<43}{found:>9,}  {rate:6.0f} M messages/s")
 
 
-def _random_order(rng: random.Random) -> dict[str, str]:
-    order = dict(rng.choice(_ORDERS))
-    order["price"] = rng.choice((f"{rng.randrange(200)}", f"{rng.random() * 200:.2f}"))
-    return {**order, "buyer": f"user{rng.randrange(100_000)}", "lines": str(rng.randrange(1, 30))}
+def _show_more(seconds: float) -> None:
+    command = "tamis"
+    if shutil.which(command) is None:  # in a virtual environment that is not active
+        command = os.path.relpath(Path(sys.executable).parent / command)
+    click.echo(f"\n{click.style(f'Done in {seconds:.1f} s.', bold=True)}\n")
+    _line("next", f"{command} up")
+    _line("", f'{command} filter test "{_FAILING.sql}" -p price=99.90')
+    _line("", f"{command} --help")
+
+
+# Our client.
+
+
+class PullLoop:
+    """Sends one by one, and pulls each queue from its start to its end. No offsets, no rebalancing:
+    it is not what to build on."""
+
+    title = f"a loop of pulls, Tamis {__version__}: no real client, it only speaks the protocol"
+    note = ""
+
+    def __init__(self, cluster: "LocalCluster") -> None:
+        self._nameserver = cluster.nameserver
+        self._runner = asyncio.Runner()
+        self._peers: dict[str, Peer] = {}
+        self._got: dict[str, list[str]] = {}
+        self._found: str | None = None  # the broker
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for peer in self._peers.values():
+            peer.close()
+        self._runner.close()
+
+    def send(self, orders: Sequence[Order]) -> None:
+        from ..wire import properties
+        from ..wire.codes import RequestCode
+        from ..wire.headers import SendMessage
+
+        for number, order in enumerate(orders):
+            header = SendMessage(
+                producer_group="demo",
+                topic=TOPIC,
+                default_topic="TBW102",
+                default_topic_queue_nums=QUEUES,
+                queue_id=number % QUEUES,
+                sys_flag=0,
+                born_timestamp=int(time.time() * 1000),
+                flag=0,
+                properties=properties.encode(order.all_properties),
+            )
+            self._ask(self._broker, RequestCode.SEND_MESSAGE, header, order.body.encode())
+
+    def subscribe(self, groups: Sequence[Group]) -> None:
+        """All there is; nothing comes later."""
+        for group in groups:
+            self._got[group.name] = [
+                message.properties["KEYS"]
+                for queue in range(QUEUES)
+                for message in self._pull_queue(group, queue)
+            ]
+
+    def received(self, group: Group, count: int) -> list[str]:
+        return self._got[group.name]
+
+    def create_topic(self, broker: str) -> None:
+        """Returns when the name server knows it."""
+        from ..wire.bodies import Perm
+        from ..wire.codes import RequestCode, ResponseCode
+        from ..wire.headers import CreateTopic, GetRoute
+
+        header = CreateTopic(
+            topic=TOPIC,
+            default_topic="TBW102",
+            read_queue_nums=QUEUES,
+            write_queue_nums=QUEUES,
+            perm=Perm.READ | Perm.WRITE,
+            topic_filter_type="SINGLE_TAG",
+        )
+        self._ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        route = GetRoute(topic=TOPIC)
+        _await(
+            "the name server answers",
+            lambda: self._answer(self._nameserver, RequestCode.GET_ROUTEINFO_BY_TOPIC, route).code,
+            lambda code: code == ResponseCode.SUCCESS,
+        )
+
+    def stored(self) -> int:
+        """How many orders can be read."""
+        from ..wire.codes import RequestCode
+        from ..wire.headers import OffsetResponse, OfQueue
+
+        total = 0
+        for queue in range(QUEUES):
+            header = OfQueue(topic=TOPIC, queue_id=queue)
+            answer = self._ask(self._broker, RequestCode.GET_MAX_OFFSET, header)
+            total += OffsetResponse.from_fields(answer.fields).offset
+        return total
+
+    def message(self, queue: int, offset: int) -> "StoredMessage":
+        return next(self._pull(Group("demo-reader", tags="*"), queue, offset)[0])
+
+    def _pull_queue(self, group: Group, queue: int) -> Iterator["StoredMessage"]:
+        offset, end = 0, 1
+        while offset < end:
+            messages, offset, end = self._pull(group, queue, offset)
+            yield from messages
+
+    def _pull(
+        self, group: Group, queue: int, offset: int
+    ) -> tuple[Iterator["StoredMessage"], int, int]:
+        """What matches, up to 32 of them; from where to go on; the queue's end."""
+        from ..wire.codes import PullFlag, RequestCode
+        from ..wire.headers import PullMessage, PullMessageResponse
+
+        header = PullMessage(
+            consumer_group=group.name,
+            topic=TOPIC,
+            queue_id=queue,
+            queue_offset=offset,
+            max_msg_nums=32,
+            sys_flag=PullFlag.SUBSCRIPTION,
+            subscription=group.tags or group.sql,
+            expression_type="TAG" if group.tags else "SQL92",
+        )
+        answer = self._ask(self._broker, RequestCode.PULL_MESSAGE, header)
+        place = PullMessageResponse.from_fields(answer.fields)
+        return _messages(answer.body), place.next_begin_offset, place.max_offset
+
+    @property
+    def _broker(self) -> str:
+        from ..wire import beans
+        from ..wire.bodies import TopicRoute
+        from ..wire.codes import RequestCode
+        from ..wire.headers import GetRoute
+
+        if self._found is None:
+            route = GetRoute(topic=TOPIC)
+            answer = self._ask(self._nameserver, RequestCode.GET_ROUTEINFO_BY_TOPIC, route)
+            self._found = beans.decode(TopicRoute, answer.body).brokers[0].addresses[0]
+        return self._found
+
+    def _ask(self, address: str, code: int, header: "Header", body: bytes = b"") -> "Command":
+        """Raises ResponseError, unless the answer is a success or a pull without messages."""
+        from ..wire.codes import ResponseCode
+
+        answer = self._answer(address, code, header, body)
+        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY,
+                               ResponseCode.PULL_NOT_FOUND):  # fmt: skip
+            raise ResponseError(answer.code, answer.remark or "")
+        return answer
+
+    def _answer(self, address: str, code: int, header: "Header", body: bytes = b"") -> "Command":
+        from ..net.aio import connect
+        from ..wire.command import Command
+
+        async def ask() -> Command:
+            if address not in self._peers:
+                self._peers[address] = await connect(address)
+            request = Command(code=code, fields=header.to_fields(), body=body)
+            return await self._peers[address].ask(request, _PATIENCE)
+
+        return self._runner.run(ask())
+
+
+def _messages(body: bytes) -> Iterator["StoredMessage"]:
+    from ..wire import record
+
+    at = 0
+    while at < len(body):
+        message = record.decode(body, at)
+        yield message
+        at += message.size
