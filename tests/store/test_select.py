@@ -1,7 +1,8 @@
 """Select against a plain list: RocketMQ's own loop, spelled out, is the model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tamis.filter.engines.closures import compile_closure, evaluate
 from tamis.filter.engines.columnar import BatchFilter
 from tamis.filter.tags import TagFilter, parse_tags
 from tamis.store import tables
+from tamis.store.commitlog import CommitLog
 from tamis.store.config import StoreConfig
 from tamis.store.select import Limits, SqlFilter, Status
 from tamis.store.store import Store
@@ -111,10 +113,10 @@ def matches(text: str, message: Stored) -> bool:
 
 
 def model(
-    messages: list[Stored], low: int, log_start: int, offset: int, limits: Limits, text: str
+    messages: list[Stored], low: int, log: CommitLog, offset: int, limits: Limits, text: str
 ) -> tuple[Status, list[int], int]:
     """RocketMQ's getMessage, a unit at a time, on a queue whose files hold ten units."""
-    high = len(messages)
+    high, log_start = len(messages), log.start
     if offset < low:
         return Status.OFFSET_TOO_SMALL, [], low
     if offset == high:
@@ -127,10 +129,11 @@ def model(
         if limits.strict and (at // 10 != offset // 10 or at - offset >= max(800, limits.messages)):
             break
         size = messages[at].size
+        is_cold = log.end - messages[at].offset > limits.memory
         if taken and (
             len(taken) >= limits.messages
-            or total + size > limits.bytes
-            or len(taken) >= limits.count
+            or total + size > (limits.cold_bytes if is_cold else limits.bytes)
+            or len(taken) >= (limits.cold_count if is_cold else limits.count)
         ):
             break
         if matches(text, messages[at]):
@@ -153,19 +156,38 @@ def model(
     text=st.sampled_from(["", *TAGS, *SQL]),
     most=st.integers(1, 40),
     most_bytes=st.sampled_from([300, 1000, 5000, 262_144]),
+    memory=st.sampled_from([0, 2000, 20_000, 2**40]),
+    cold_bytes=st.sampled_from([300, 2000, 65_536]),
     strict=st.booleans(),
 )
 def test_select_is_rocketmqs_loop(
-    stores: list, which: int, offset: int, text: str, most: int, most_bytes: int, strict: bool
+    stores: list,
+    which: int,
+    offset: int,
+    text: str,
+    most: int,
+    most_bytes: int,
+    memory: int,
+    cold_bytes: int,
+    strict: bool,
 ) -> None:
     store, messages = stores[which]
-    limits = Limits(messages=most, bytes=most_bytes, strict=strict, seconds=60)
+    limits = Limits(
+        messages=most,
+        bytes=most_bytes,
+        memory=memory,
+        cold_bytes=cold_bytes,
+        strict=strict,
+        seconds=60,
+    )
     selection = store.select("T", 0, offset, limits, wanted_of(text))
     low = store.queues["T", 0].min_offset
-    status, taken, after = model(messages, low, store.log.start, offset, limits, text)
+    status, taken, after = model(messages, low, store.log, offset, limits, text)
     event(status.name)
     bodies = [record.decode(memoryview(r.tobytes())).body for r in selection.records]
     assert bodies == [messages[i].body for i in taken]
+    assert len(selection.records) == len(taken)
+    assert selection.body == b"".join(r.tobytes() for r in selection.records)
     assert (selection.status, selection.next_offset) == (status, after)
     assert (selection.min_offset, selection.max_offset) == (low, len(messages))
 
@@ -211,3 +233,119 @@ def test_a_rare_match_is_found_in_one_call_and_in_800_units_when_strict(tmp_path
         assert (wide.status, len(wide.records), wide.next_offset) == (Status.FOUND, 1, 5011)
         strict = store.select("T", 0, 0, Limits(strict=True), parse_tags("rare"))
         assert (strict.status, strict.next_offset) == (Status.NO_MATCHED_MESSAGE, 800)
+
+
+LARGE = {"flush": "async", "log_file_size": 2**21, "queue_file_size": 20 * 3000}
+
+
+def _numbered(count: int, size: int = 20) -> list[Draft]:
+    """Every 7th has tag t7, every 100th t100, and so on; `n` is its number."""
+    drafts = []
+    for n in range(count):
+        tag = next((f"t{k}" for k in (1000, 100, 7) if n % k == 0), "other")
+        block = properties.encode({"TAGS": tag, "n": str(n)}).encode()
+        drafts.append(Draft(topic="T", body=b"%d" % n + bytes(size), properties=block))
+    return drafts
+
+
+def _read_all(store: Store, wanted: TagFilter | SqlFilter | None, limits: Limits) -> list[int]:
+    """The numbers of all messages that are found, one pull after the other."""
+    found, offset, high = list[int](), 0, 1
+    while offset < high:
+        selection = store.select("T", 0, offset, limits, wanted)
+        assert selection.next_offset > offset
+        offset, high = selection.next_offset, selection.max_offset
+        for raw in selection.records:
+            found.append(int(record.decode(raw.tobytes()).properties["n"]))
+    return found
+
+
+@pytest.mark.parametrize("extra", [{}, {"extensions": True}], ids=["plain", "extensions"])
+def test_whatever_the_stretches_each_match_is_found_once_and_in_order(
+    tmp_path: Path, extra: dict
+) -> None:
+    with Store(tmp_path, StoreConfig(**LARGE, **extra)) as store:
+        store.append(_numbered(10_000))
+        store.dispatch()
+        many = " || ".join(["t100", "t1000", *(f"tag{i}" for i in range(200))])
+        cases = (
+            (None, lambda n: True),
+            (parse_tags("t1000"), lambda n: n % 1000 == 0),
+            (parse_tags("t100 || t7"), lambda n: n % 1000 and (n % 100 == 0 or n % 7 == 0)),
+            (parse_tags(many), lambda n: n % 100 == 0),
+            (SqlFilter(BatchFilter(parse("n BETWEEN 50 AND 60"))), lambda n: 50 <= n <= 60),
+            (SqlFilter(BatchFilter(parse("n > 9000 OR n < 3"))), lambda n: n > 9000 or n < 3),
+            (SqlFilter(BatchFilter(parse("n = 9999"))), lambda n: n == 9999),
+        )
+        for wanted, matches_ in cases:
+            right = [n for n in range(10_000) if matches_(n)]
+            for limits in (Limits(), Limits(messages=5), Limits(messages=999, count=999)):
+                assert _read_all(store, wanted, limits) == right
+            assert _read_all(store, wanted, Limits(seconds=0)) == right  # a stretch a pull
+            assert store.count("T", 0, 0, wanted) == len(right)
+
+
+def test_an_answer_larger_than_the_usual_is_whole(tmp_path: Path) -> None:
+    with Store(tmp_path, StoreConfig(**LARGE)) as store:
+        store.append([Draft(topic="T", body=bytes([n]) * 400_000) for n in range(6)])
+        store.dispatch()
+        one = store.select("T", 0, 0)  # the first is taken however large it is
+        assert [len(record.decode(bytes(r)).body) for r in one.records] == [400_000]
+        some = store.select("T", 0, 1, Limits(bytes=1_700_000))
+        bodies = [record.decode(bytes(r)).body for r in some.records]
+        assert bodies == [bytes([n]) * 400_000 for n in range(1, 5)]
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["by body", "by seal"])
+def test_a_damaged_record_is_left_out_and_the_others_are_served(
+    tmp_path: Path, sealed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store(tmp_path, StoreConfig(**LARGE)) as store:
+        if not sealed:
+            store.select("T", 0, 0)
+            store.log.seals_of(0)  # as it is now: what comes later is judged by its body
+        placed = store.append(_numbered(100))
+        store.dispatch()
+        (path,) = (tmp_path / "commitlog").iterdir()
+        for n in (0, 40, 41, 99):
+            with path.open("r+b") as file:
+                file.seek(placed[n].log_offset + 90)  # in the body
+                file.write(b"!")
+        right = [n for n in range(100) if n not in (0, 40, 41, 99)]
+        assert _read_all(store, None, Limits()) == right
+        assert _read_all(store, SqlFilter(BatchFilter(parse("n >= 0"))), Limits()) == right
+        first = store.select("T", 0, 0)
+        assert (len(first.records), first.next_offset) == (32, 33)
+        assert f"no sound record at offset {placed[40].log_offset} of the log" in caplog.text
+
+
+def test_units_without_their_extension_may_match(tmp_path: Path) -> None:
+    _register(tmp_path)
+    config = StoreConfig(**LARGE, extensions=True, bitmaps=True, extension_file_size=4096)
+    with Store(tmp_path, config) as store:
+        store.append(_numbered(1000))
+        store.dispatch()
+        extension = store.queues["T", 0].extension
+        assert extension is not None
+        assert len(extension.sequence.starts) > 3
+        assert store.count("T", 0, 0, parse_tags("none")) == 0
+        unsaid = wanted_of("a > 5")  # no message has an `a`: in no bitmap has it a bit
+        assert isinstance(unsaid, SqlFilter)
+        flagged = replace(unsaid, batch_filter=BatchFilter(parse("n >= 0")))
+        assert store.count("T", 0, 0, flagged) == 0
+        extension.sequence.drop_first()
+        lost = store.count("T", 0, 0, parse_tags("none"))
+        assert 100 < lost < 300
+        assert store.count("T", 0, 0, flagged) == lost
+        assert store.next_match("T", 0, 0, parse_tags("none")) == 0
+
+
+def test_several_threads_select_at_once_and_get_their_own(tmp_path: Path) -> None:
+    with Store(tmp_path, StoreConfig(**LARGE)) as store:
+        store.append(_numbered(3000))
+        store.dispatch()
+        wanted = [None, parse_tags("t7"), SqlFilter(BatchFilter(parse("n > 1000")))] * 3
+        right = [_read_all(store, one, Limits()) for one in wanted]
+        with ThreadPoolExecutor(len(wanted)) as threads:
+            found = list(threads.map(lambda one: _read_all(store, one, Limits()), wanted))
+        assert found == right

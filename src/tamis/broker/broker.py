@@ -24,6 +24,7 @@ from ..store.dispatch import parse_delay_levels
 from ..store.store import Store
 from ..wire.bodies import TopicConfig
 from . import dispatch
+from ._sends import Sends
 from .config import BrokerConfig, Settings
 from .delay import Delays
 from .filters import Filters
@@ -31,9 +32,10 @@ from .groups import Groups
 from .handlers.clients import notify_members
 from .handlers.monitor import FilterServers, Load
 from .handlers.pull import Puller
-from .handlers.send import Sender
+from .handlers.send import Sender, born_host
 from .holds import Holds
 from .intake import Intake
+from .latency import Latency
 from .locks import Locks
 from .members import Consumers, Producers
 from .offsets import Offsets
@@ -42,6 +44,7 @@ from .stats import Stats
 from .topics import Topics
 from .transactions import Transactions
 from .verdicts import Verdicts
+from .warmup import compile_loops
 
 __all__ = ["Broker"]
 
@@ -78,7 +81,7 @@ class Broker:
         self._dispatching = False
         self._last_dispatch = 0.0  # when it ended
         self.dispatch_seconds = 0.0  # what the last one took
-        self.flush_seconds = 0.0
+        self.dispatch_latency, self.flush_latency = Latency(), Latency()
         self.started = now()
         self.port = 0
         self.address = ""
@@ -86,6 +89,7 @@ class Broker:
     async def start(self) -> None:
         """Ready for requests, and registered where it could be, when this returns. Raises OSError
         (the port), StoreError (the directory) and ConfigError."""
+        await compile_loops()
         config = self.settings.config
         self.server = Server(
             {},
@@ -164,11 +168,20 @@ class Broker:
             store_host,
             now,
         )
+        self.sends = Sends(
+            self.settings,
+            self.intake,
+            self.topics,
+            self.stats,
+            self.sender.id_prefix,
+            born_host,
+            self.sender.refuse,
+        )
         self.registrar = Registrar(
             self.settings, self.topics, self.address, self.filter_servers.list
         )
         self._connect_parts()
-        await self.server.serve(dispatch.routes(self))
+        await self.server.serve(dispatch.routes(self), self.sends.take)
         await self.registrar.start()
         self._spawn(self.delays.run())
         self._spawn(self.transactions.run())
@@ -250,6 +263,7 @@ class Broker:
             return
         self._last_dispatch = self._clock()
         self.dispatch_seconds = self._last_dispatch - started
+        self.dispatch_latency.observe(self.dispatch_seconds)
         self.holds.grown(grown)
         if any(topic == DELAY_TOPIC for topic, _ in grown):
             self.delays.wake()
@@ -286,7 +300,7 @@ class Broker:
         self._flushed(self._clock() - started)
 
     def _flushed(self, seconds: float) -> None:
-        self.flush_seconds = seconds
+        self.flush_latency.observe(seconds)
 
     async def _sweep(self) -> None:
         self.holds.sweep()

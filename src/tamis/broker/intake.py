@@ -12,13 +12,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreError
 from ..net.aio import Peer
-from ..store.commitlog import Appended
+from ..store.commitlog import Appended, Block
 from ..store.store import Store
 from ..wire.record import Draft
+
+if TYPE_CHECKING:
+    from ..store._walk import Rows
 
 __all__ = ["Finish", "Intake"]
 
@@ -38,11 +41,10 @@ class Intake:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[Draft, Finish, Any, Peer | None]] = []
         self._scheduled = False
-        self._unsynced: list[
-            tuple[list[tuple[Draft, Finish, Any, Peer | None]], list[Appended]]
-        ] = []
+        self._unsynced: list[Callable[[StoreError | None], None]] = []  # told when it is safe
         self._disk = ThreadPoolExecutor(1, "tamis-disk") if sync else None
-        self._syncing: asyncio.Task[None] | None = None
+        self._is_idle = asyncio.Event()  # nothing is being synced
+        self._is_idle.set()
         self.backlog = 0  # messages put and not yet told of
         self.on_flush: Callable[[float], None] = lambda seconds: None
 
@@ -69,6 +71,34 @@ class Intake:
         self._on_stored()
         return placed
 
+    def append_block(self, block: Block) -> "Rows | None":
+        """Messages that came together, at once, after all that was put before; see
+        `Store.append_block`, and `tell_when_synced`. Raises StoreError."""
+        if self._waiting:
+            self._append()
+        placed = self._store.append_block(block)
+        if placed is not None:
+            self._on_stored()
+        return placed
+
+    def tell_when_synced(
+        self, count: int, peer: Peer, finish: Callable[[StoreError | None], bytes]
+    ) -> None:
+        """With sync flush: `finish` is called when the messages just appended are on the disk, or
+        with why they are not; gives what to write back."""
+        self.backlog += count
+
+        def tell(error: StoreError | None) -> None:
+            self.backlog -= count
+            if data := finish(error):
+                peer.write(data)
+
+        self._wait_for_disk(tell)
+
+    @property
+    def is_sync(self) -> bool:
+        return self._sync
+
     async def synced(self) -> None:
         """All that is in the log now is on the disk, if that is asked for."""
         if self._disk is not None:
@@ -77,13 +107,17 @@ class Intake:
     def _append(self) -> None:
         self._scheduled = False
         batch, self._waiting = self._waiting, []
+        if not batch:  # `append_block` came before
+            return
         try:
             placed: list[Appended | StoreError] = [*self._store.append([one[0] for one in batch])]
         except Exception:  # the edge: one of them is at fault, the others are not
             placed = [self._append_one(one[0]) for one in batch]
         self._on_stored()
         if self._sync:
-            self._wait_for_disk(batch, placed)
+            self._wait_for_disk(
+                lambda error: self._finish(batch, placed if error is None else [error] * len(batch))
+            )
         else:
             self._finish(batch, placed)
 
@@ -110,28 +144,39 @@ class Intake:
         for peer, parts in answers.items():
             peer.write(b"".join(parts))
 
-    # Sync flush.
+    # Sync flush: one after the other, each for all that came before it.
 
-    def _wait_for_disk(self, batch: Any, placed: Any) -> None:
-        self._unsynced.append((batch, placed))
-        if self._syncing is None:
-            self._syncing = self._loop.create_task(self._flush())
+    def _wait_for_disk(self, tell: Callable[[StoreError | None], None]) -> None:
+        self._unsynced.append(tell)
+        if self._is_idle.is_set():
+            self._is_idle.clear()
+            self._loop.call_soon(self._sync_next)  # after all of this turn
 
-    async def _flush(self) -> None:
-        """One flush after the other, each for all that came before it."""
+    def _sync_next(self) -> None:
+        waiting, self._unsynced = self._unsynced, []
+        if waiting and self._disk is not None:
+            self._disk.submit(self._sync_for, waiting)
+        else:
+            self._is_idle.set()
+
+    def _sync_for(self, waiting: list[Callable[[StoreError | None], None]]) -> None:
+        """In the disk's thread. No futures: they would take longer than the disk (bench_broker)."""
+        failed: StoreError | None = None
         try:
-            while self._unsynced:
-                done, self._unsynced = self._unsynced, []
-                try:
-                    await self._loop.run_in_executor(self._disk, self._sync_log)
-                except StoreError as error:
-                    for batch, _ in done:
-                        self._finish(batch, [error] * len(batch))
-                else:
-                    for batch, placed in done:
-                        self._finish(batch, placed)
-        finally:
-            self._syncing = None
+            self._sync_log()
+        except StoreError as error:
+            failed = error
+        except Exception as error:
+            log.exception("the log could not be synced")
+            failed = StoreError(f"{type(error).__name__}: {error}")
+        self._loop.call_soon_threadsafe(self._synced, waiting, failed)
+
+    def _synced(
+        self, waiting: list[Callable[[StoreError | None], None]], failed: StoreError | None
+    ) -> None:
+        self._sync_next()
+        for tell in waiting:
+            tell(failed)
 
     def _sync_log(self) -> None:
         started = time.monotonic()
@@ -142,8 +187,7 @@ class Intake:
         """When nobody puts any more: all are told."""
         if self._waiting:
             self._append()
-        while self._syncing is not None:
-            await asyncio.wait([self._syncing])
+        await self._is_idle.wait()
         if self._disk is not None:
             self._disk.shutdown()
 

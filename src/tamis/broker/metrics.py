@@ -7,7 +7,7 @@ a number may be a moment younger than the one before it. Nothing here makes the 
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import (
@@ -21,13 +21,11 @@ from prometheus_client.registry import Collector
 
 from .. import __version__
 from ..filter.tags import TagFilter
-from ..message import QueueOffset
 from ..store.commitlog import Queue
-from ..store.consumequeue import ConsumeQueue, Extension, Units
+from ..store.consumequeue import ConsumeQueue
 from ..store.select import QueueReader, SqlFilter
 from ..store.store import Store
 from .broker import Broker
-from .latency import Latency
 
 __all__ = ["Exporter", "MatchingLag"]
 
@@ -85,14 +83,14 @@ class _BrokerCollector(Collector):
         yield from self._state()
         yield from self._verdicts()
         yield from self._lags()
-        for name, what in (("dispatch", "queueing what was stored"), ("flush", "a flush")):
-            # the broker may not keep them
-            latency: Latency | None = getattr(self._broker, f"{name}_latency", None)
-            if latency is not None:
-                buckets = [(_bound(b), n) for b, n in latency.buckets()]
-                yield HistogramMetricFamily(
-                    f"tamis_{name}_seconds", f"How long {what} took.", buckets, latency.sum
-                )
+        for name, what, latency in (
+            ("dispatch", "queueing what was stored", self._broker.dispatch_latency),
+            ("flush", "a flush", self._broker.flush_latency),
+        ):
+            buckets = [(_bound(b), n) for b, n in latency.buckets()]
+            yield HistogramMetricFamily(
+                f"tamis_{name}_seconds", f"How long {what} took.", buckets, latency.sum
+            )
 
     def _traffic(self) -> Iterator[Metric]:
         stats = self._broker.stats
@@ -265,21 +263,4 @@ class MatchingLag:
         if start >= end:
             return 0
         self.looked_at += end - start
-        part = cast(ConsumeQueue, _Part(queue, QueueOffset(end)))
-        return QueueReader(self._store.log, part).count(start, wanted)
-
-
-class _Part:
-    """A queue as if it ended earlier, for a `QueueReader` that counts."""
-
-    def __init__(self, queue: ConsumeQueue, end: QueueOffset) -> None:
-        self._queue = queue
-        self.max_offset = end
-        self.min_offset = queue.min_offset
-
-    @property
-    def extension(self) -> Extension | None:
-        return self._queue.extension
-
-    def units(self, offset: int, count: int) -> Units:
-        return self._queue.units(offset, count)
+        return QueueReader(self._store.log, queue).count(start, wanted, end)

@@ -14,7 +14,7 @@ from ..wire.command import Command
 from ..wire.connection import Connection
 from ..wire.frame import MAX_FRAME
 
-__all__ = ["Peer", "connect", "parse_address"]
+__all__ = ["Peer", "Take", "connect", "parse_address"]
 
 log = logging.getLogger(__name__)
 
@@ -22,16 +22,25 @@ _HIGH_WATER: Final = 4 * 2**20  # bytes waiting to be sent at which a peer is no
 _LOW_WATER: Final = 1 * 2**20
 
 
+Take = Callable[["Peer", bytes], int]
+
+
 class Peer(asyncio.Protocol):
-    """Whoever is at the other end. `on_requests` gets all that came in one piece, at once."""
+    """Whoever is at the other end. `on_requests` gets all that came in one piece, at once.
+
+    `take` is asked first, with bytes that begin with a whole frame: it may serve requests from the
+    start on in a way of its own, and gives how many bytes that was.
+    """
 
     def __init__(
         self,
         on_requests: Callable[["Peer", list[Command]], None],
         on_close: Callable[["Peer"], None] | None = None,
         max_frame: int = MAX_FRAME,
+        take: Take | None = None,
     ) -> None:
         self._on_requests = on_requests
+        self._take = take
         self._on_close = on_close
         self._wire = Connection(max_frame)
         self._waiting: dict[int, asyncio.Future[Command]] = {}
@@ -56,6 +65,14 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_active = time.monotonic()
+        if self._take is not None and not self._is_full:
+            data = self._wire.join(data)
+            if not data:
+                return
+            taken = self._take(self, data)
+            if taken == len(data):
+                return
+            data = data[taken:]
         try:
             commands = self._wire.receive(data)
         except RemoteProtocolError as error:

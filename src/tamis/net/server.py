@@ -17,8 +17,9 @@ from ..errors import LocalProtocolError, ResponseError
 from ..wire import command as commands
 from ..wire.codes import CommandFlag, ResponseCode
 from ..wire.command import Command
+from ..wire.frame import Encoding, frame
 from ..wire.headers import Header
-from .aio import Peer
+from .aio import Peer, Take
 
 __all__ = ["Answer", "Handler", "Request", "Route", "Server", "needless_header"]
 
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 120.0  # without a byte either way a connection is closed, as RocketMQ does
 _SCAN_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 1.0  # for peers to take their last answers when the server closes
-_WRITE_SIZE: Final = 256 * 2**10  # bytes of answers to gather for one write
+_WRITE_SIZE: Final = 4 * 2**10  # bytes of answers to gather for one write
 MOST_CONNECTIONS: Final = 20_000
+_ONEWAY, _RESPONSE = int(CommandFlag.ONEWAY), int(CommandFlag.RESPONSE)  # plain: they are hot
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class Answer:
     body: bytes = b""
     code: int = ResponseCode.SUCCESS
     remark: str | None = None
+    json: bytes | None = None  # its header, ready but for the opaque (`%d`), where that is JSON
 
 
 class Request:
@@ -55,12 +58,15 @@ class Request:
     def encode(self, answer: Answer) -> bytes:
         """The frame of an answer; of a one-way request's, nothing."""
         request = self.command
-        if request.flag & CommandFlag.ONEWAY:
+        if request.flag & _ONEWAY:
             return b""
+        if answer.json is not None and request.encoding is Encoding.JSON:
+            with contextlib.suppress(LocalProtocolError):
+                return frame(Encoding.JSON, answer.json % request.opaque, answer.body)
         command = Command(
             code=answer.code,
             opaque=request.opaque,
-            flag=CommandFlag.RESPONSE,
+            flag=_RESPONSE,
             fields=answer.header.to_fields() if answer.header is not None else None,
             body=answer.body,
             remark=answer.remark,
@@ -110,6 +116,7 @@ class Server:
         most_connections: int = MOST_CONNECTIONS,
     ) -> None:
         self._routes = routes
+        self._take: Take | None = None
         self._on_close = on_close
         self._idle_seconds = idle_seconds
         self._most_connections = most_connections
@@ -130,10 +137,13 @@ class Server:
         bound: int = server.sockets[0].getsockname()[1]
         return bound
 
-    async def serve(self, routes: Mapping[int, Route] | None = None) -> None:
-        """Begins to take connections on the ports bound."""
+    async def serve(
+        self, routes: Mapping[int, Route] | None = None, take: Take | None = None
+    ) -> None:
+        """Begins to take connections on the ports bound. `take`: see `Peer`."""
         if routes is not None:
             self._routes = routes
+        self._take = take
         self._spawn(self._close_idle())
         for server in self._listening:
             await server.start_serving()
@@ -233,7 +243,7 @@ class Server:
 
 class _ServerPeer(Peer):
     def __init__(self, server: Server) -> None:
-        super().__init__(server._serve, server._on_close)
+        super().__init__(server._serve, server._on_close, take=server._take)
         self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

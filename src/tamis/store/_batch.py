@@ -1,4 +1,8 @@
-"""Compiled loops that write: records of a batch, from the bytes it travelled in."""
+"""Compiled loops that write: records of a batch, from the bytes it travelled in, and of a block,
+from rows that say where the parts of each message lie.
+"""
+
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -6,11 +10,45 @@ import numpy.typing as npt
 from ..filter.engines.memory import Address, Int, compiled, inlined, load1
 from ._walk import Rows, crc_of, int2, int4
 
-__all__ = ["encode_batch", "measure_batch"]
+__all__ = ["Part", "Share", "encode_batch", "encode_block", "measure_batch", "put4", "put8"]
+
+
+class Part(IntEnum):
+    """Columns of a block: a row is a message. Places are relative to the buffer they lie in."""
+
+    SHARE = 0  # which row of the shares is its queue's
+    SYS_FLAG = 1
+    FLAG = 2
+    BORN = 3
+    RECONSUMES = 4
+    PROPERTIES_AT = 5
+    PROPERTIES_SIZE = 6
+    BODY_AT = 7
+    BODY_SIZE = 8
+    QUEUE_OFFSET = 9  # filled in when it is stored
+    OPAQUE = 10  # of its request: the store has no use for it
+    IS_ONEWAY = 11
+
+
+class Share(IntEnum):
+    """Columns of what a block has for each queue."""
+
+    TOPIC_AT = 0
+    TOPIC_SIZE = 1
+    QUEUE = 2
+    COUNT = 3
+    BYTES = 4  # of its records
+    NEXT_OFFSET = 5
+
+
+_SHARE, _SYS_FLAG, _FLAG, _BORN, _RECONSUMES = range(5)
+_PROPERTIES_AT, _PROPERTIES_SIZE, _BODY_AT, _BODY_SIZE, _QUEUE_OFFSET = range(5, 10)
+_TOPIC_AT, _TOPIC_SIZE, _QUEUE = range(3)
+_NEXT_OFFSET = int(Share.NEXT_OFFSET)
 
 
 @inlined
-def _put4(out: npt.NDArray[np.uint8], at: Int, value: Int) -> None:
+def put4(out: npt.NDArray[np.uint8], at: Int, value: Int) -> None:
     out[at] = (value >> 24) & 0xFF
     out[at + 1] = (value >> 16) & 0xFF
     out[at + 2] = (value >> 8) & 0xFF
@@ -18,9 +56,9 @@ def _put4(out: npt.NDArray[np.uint8], at: Int, value: Int) -> None:
 
 
 @inlined
-def _put8(out: npt.NDArray[np.uint8], at: Int, value: Int) -> None:
-    _put4(out, at, value >> 32)
-    _put4(out, at + 4, value)
+def put8(out: npt.NDArray[np.uint8], at: Int, value: Int) -> None:
+    put4(out, at, value >> 32)
+    put4(out, at + 4, value)
 
 
 @inlined
@@ -77,12 +115,12 @@ def encode_batch(
         for k in range(len(head)):
             out[at + k] = head[k]
         size = len(head) + body + len(tail) + 2 + block + parted + len(extra)
-        _put4(out, at, size)
-        _put4(out, at + 8, crc_of(base + 20, body) & 0x7FFFFFFF if body else 0)
-        _put4(out, at + 16, flag)
-        _put8(out, at + 20, queue_offset + i)
-        _put8(out, at + 28, begin + at)
-        _put4(out, at + len(head) - 4, body)
+        put4(out, at, size)
+        put4(out, at + 8, crc_of(base + 20, body) & 0x7FFFFFFF if body else 0)
+        put4(out, at + 16, flag)
+        put8(out, at + 20, queue_offset + i)
+        put8(out, at + 28, begin + at)
+        put4(out, at + len(head) - 4, body)
         to = at + len(head)
         _copy(out, to, base + 20, body)
         to += body
@@ -100,4 +138,57 @@ def encode_batch(
             out[to + k] = extra[k]
         at += size
         base += item
+    edges[len(edges) - 1] = begin + at
+
+
+@compiled
+def encode_block(
+    source: npt.NDArray[np.uint8],
+    properties: npt.NDArray[np.uint8],
+    rows: Rows,
+    shares: Rows,
+    head: npt.NDArray[np.uint8],
+    now: Int,
+    begin: Int,
+    out: npt.NDArray[np.uint8],
+    edges: Rows,
+) -> None:
+    """Records of a block: topics and bodies lie in `source`; `head` is a record up to its body
+    length, to fill in. Gives each message the next offset of its queue. `out` has room for all."""
+    base, block_base = source.ctypes.data, properties.ctypes.data
+    v6_flags = np.int64(head[39]) & 0x30
+    stored_at = 68 if v6_flags & 0x10 else 56
+    at = 0
+    for i in range(len(edges) - 1):
+        share = rows[i, _SHARE]
+        body, block = rows[i, _BODY_SIZE], rows[i, _PROPERTIES_SIZE]
+        topic, topic_at = shares[share, _TOPIC_SIZE], base + shares[share, _TOPIC_AT]
+        body_at = base + rows[i, _BODY_AT]
+        offset = shares[share, _NEXT_OFFSET]
+        shares[share, _NEXT_OFFSET] = offset + 1
+        rows[i, _QUEUE_OFFSET] = offset
+        edges[i] = begin + at
+        for k in range(len(head)):
+            out[at + k] = head[k]
+        size = len(head) + body + 1 + topic + 2 + block
+        put4(out, at, size)
+        put4(out, at + 8, crc_of(body_at, body) & 0x7FFFFFFF if body else 0)
+        put4(out, at + 12, shares[share, _QUEUE])
+        put4(out, at + 16, rows[i, _FLAG])
+        put8(out, at + 20, offset)
+        put8(out, at + 28, begin + at)
+        put4(out, at + 36, rows[i, _SYS_FLAG] & ~0x30 | v6_flags)
+        put8(out, at + 40, rows[i, _BORN])
+        put8(out, at + stored_at, now)
+        put4(out, at + len(head) - 16, rows[i, _RECONSUMES])
+        put4(out, at + len(head) - 4, body)
+        to = at + len(head)
+        _copy(out, to, body_at, body)
+        to += body
+        out[to] = topic
+        _copy(out, to + 1, topic_at, topic)
+        to += 1 + topic
+        out[to], out[to + 1] = block >> 8, block & 0xFF
+        _copy(out, to + 2, block_base + rows[i, _PROPERTIES_AT], block)
+        at += size
     edges[len(edges) - 1] = begin + at

@@ -6,14 +6,13 @@ queues and index are made from. Nothing is copied out of the log.
 
 from enum import IntEnum
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from ..filter.engines.memory import Address, Int, compiled, inlined, load1, load8
 from ..wire.record import BLANK_MAGIC, MAGIC
-from .format import EXT_ADDRESS_MAX, EXT_BASE
+from ._crc import crc_of
 
 __all__ = [
     "REASONS",
@@ -23,16 +22,16 @@ __all__ = [
     "are_sound",
     "crc_of",
     "crcs_and_times",
-    "extension_codes",
     "extension_end",
     "find_record",
+    "first_not_before",
     "group_rows",
     "int2",
     "int4",
+    "int8",
+    "is_sound",
     "java_hashes",
     "make_seals",
-    "may_match",
-    "property_spans",
     "seal_check",
     "split_keys",
     "walk",
@@ -82,23 +81,8 @@ REASONS: Final = {
 _AT, _SIZE, _QUEUE, _QUEUE_OFFSET, _SYS_FLAG, _STORED = range(6)
 _TOPIC_AT, _TOPIC_SIZE, _PROPERTIES_AT, _PROPERTIES_SIZE = range(6, 10)
 _MAGIC, _BLANK_MAGIC, _MAGIC_OF_5 = MAGIC, BLANK_MAGIC, 0xDAA320AB
-_EXT_BASE, _EXT_ADDRESS_MAX = EXT_BASE, EXT_ADDRESS_MAX
 _STOP, _ROWS, _BLANK, _NOTHING, _BAD_MAGIC, _BAD_SIZE, _BAD_OFFSET = map(int, list(End)[:7])
 _BAD_CRC, _VERSION = map(int, list(End)[7:9])
-
-
-def _crc_tables() -> npt.NDArray[np.uint32]:
-    """For eight bytes at a time: table k is what a byte does k bytes later."""
-    tables = np.zeros((8, 256), dtype=np.uint32)
-    for byte in range(256):  # what crc32 makes of a byte, without its start and end values
-        tables[0, byte] = crc32(bytes((byte ^ 0xFF,))) ^ 0xFFFFFFFF ^ 0x00FFFFFF
-    for k in range(1, 8):
-        previous = tables[k - 1]
-        tables[k] = (previous >> 8) ^ tables[0][previous & 0xFF]
-    return tables
-
-
-_CRC = _crc_tables()
 
 
 @compiled
@@ -141,7 +125,7 @@ def walk(
         properties = int2(base + at + properties_at - 2)
         if properties < 0 or properties_at + properties != size:
             return count, at, _BAD_SIZE
-        if _int8(base + at + 28) != file_start + at:
+        if int8(base + at + 28) != file_start + at:
             return count, at, _BAD_OFFSET
         if check_crc and body > 0:
             recorded = int4(base + at + 8) & 0xFFFFFFFF
@@ -150,9 +134,9 @@ def walk(
         rows[count, _AT] = at
         rows[count, _SIZE] = size
         rows[count, _QUEUE] = int4(base + at + 12)
-        rows[count, _QUEUE_OFFSET] = _int8(base + at + 20)
+        rows[count, _QUEUE_OFFSET] = int8(base + at + 20)
         rows[count, _SYS_FLAG] = sys_flag
-        rows[count, _STORED] = _int8(base + at + stored_at)
+        rows[count, _STORED] = int8(base + at + stored_at)
         rows[count, _TOPIC_AT] = at + topic_at
         rows[count, _TOPIC_SIZE] = topic
         rows[count, _PROPERTIES_AT] = at + properties_at
@@ -175,32 +159,16 @@ def int4(at: Address) -> Int:
 
 
 @inlined
-def _int8(at: Address) -> Int:
-    return int4(at) << 32 | (int4(at + 4) & 0xFFFFFFFF)
+def int8(at: Address) -> Int:
+    """One load and a swap, where eight single bytes would be eight loads."""
+    word = load8(at)
+    word = (word & _ODD) << _8 | word >> _8 & _ODD
+    word = (word & _ODD_PAIRS) << _16 | word >> _16 & _ODD_PAIRS
+    return np.int64(word << _32 | word >> _32)
 
 
-@compiled
-def crc_of(at: Address, length: Int) -> Int:
-    crc = np.uint32(0xFFFFFFFF)
-    end = at + length
-    low_byte = np.uint64(0xFF)
-    while at + 8 <= end:
-        word = load8(at) ^ np.uint64(crc)
-        crc = (
-            _CRC[7, word & low_byte]
-            ^ _CRC[6, (word >> np.uint64(8)) & low_byte]
-            ^ _CRC[5, (word >> np.uint64(16)) & low_byte]
-            ^ _CRC[4, (word >> np.uint64(24)) & low_byte]
-            ^ _CRC[3, (word >> np.uint64(32)) & low_byte]
-            ^ _CRC[2, (word >> np.uint64(40)) & low_byte]
-            ^ _CRC[1, (word >> np.uint64(48)) & low_byte]
-            ^ _CRC[0, word >> np.uint64(56)]
-        )
-        at += 8
-    while at < end:
-        crc = np.uint32(crc >> np.uint32(8)) ^ _CRC[0, (np.int64(crc) ^ load1(at)) & 0xFF]
-        at += 1
-    return np.int64(crc) ^ 0xFFFFFFFF
+_8, _16, _32 = np.uint64(8), np.uint64(16), np.uint64(32)
+_ODD, _ODD_PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 
 
 @compiled
@@ -292,60 +260,6 @@ def group_rows(base: Address, rows: Rows, groups: Rows, firsts: Rows) -> Int:
 
 
 @compiled
-def property_spans(base: Address, ats: Rows, sizes: Rows, starts: Rows, ends: Rows) -> None:
-    """Where the properties of the records at `ats` lie; an empty span where that can't be."""
-    for row in range(len(ats)):
-        at, end = ats[row], ats[row] + sizes[row]
-        starts[row] = ends[row] = at
-        sys_flag = int4(base + at + 36)
-        body_at = at + 88 + (12 if sys_flag & 0x10 else 0) + (12 if sys_flag & 0x20 else 0)
-        if body_at + 3 > end:
-            continue
-        topic_at = body_at + int4(base + body_at - 4) + 1
-        if topic_at <= body_at or topic_at + 2 > end:
-            continue
-        properties_at = topic_at + load1(base + topic_at - 1) + 2
-        if properties_at > end or properties_at + int2(base + properties_at - 2) != end:
-            continue
-        starts[row], ends[row] = properties_at, end
-
-
-@compiled
-def may_match(
-    codes: Rows,
-    base: Address,
-    file_start: Int,
-    file_size: Int,
-    positions: Rows,
-    bits: Int,
-    born: Int,
-    out: npt.NDArray[np.uint8],
-) -> None:
-    """Whether all bits of a group are set in the bitmaps of extension units at `codes` (addresses).
-
-    1: yes, or there is nothing to go by; 0: no; 2: the unit lies in another file.
-    """
-    for row in range(len(codes)):
-        at = codes[row] - _EXT_BASE - file_start
-        out[row] = 1
-        if codes[row] > _EXT_ADDRESS_MAX:
-            continue
-        if at < 0 or at + 20 > file_size:
-            out[row] = 2
-            continue
-        width = int2(base + at + 18)
-        if int2(base + at) < 1 or 8 * width != bits or at + 20 + width > file_size:
-            continue
-        if _int8(base + at + 10) <= born:
-            continue
-        for k in range(len(positions)):
-            p = positions[k]
-            if not (load1(base + at + 20 + (p >> 3)) >> (p & 7)) & 1:
-                out[row] = 0
-                break
-
-
-@compiled
 def extension_end(base: Address, file_size: Int) -> Int:
     """Where the units of an extension file end, by their sizes."""
     at = 0
@@ -355,19 +269,6 @@ def extension_end(base: Address, file_size: Int) -> Int:
             break
         at += size
     return at
-
-
-@compiled
-def extension_codes(
-    codes: Rows, base: Address, file_start: Int, file_size: Int, out: Rows, known: Rows
-) -> None:
-    """The real tags codes of extension units at `codes`, where they lie in this file."""
-    for row in range(len(codes)):
-        at = codes[row] - _EXT_BASE - file_start
-        if codes[row] > _EXT_ADDRESS_MAX:
-            out[row], known[row] = codes[row], 1
-        elif at >= 0 and at + 20 <= file_size and int2(base + at) >= 1:
-            out[row], known[row] = _int8(base + at + 2), 1
 
 
 @inlined
@@ -393,25 +294,55 @@ def are_sound(
     The last three are the seals of this file, in the order of their places.
     """
     rows = np.empty((1, 10), dtype=np.int64)
+    seal = 0
     for i in range(len(ats)):
         out[i] = False
         if ats[i] < 0 or ats[i] + sizes[i] > stop:
             continue
-        low, high = 0, len(places)
-        while low < high:
-            middle = (low + high) >> 1
-            if places[middle] < ats[i]:
-                low = middle + 1
-            else:
-                high = middle
-        record = base + ats[i]
-        sealed = low < len(places) and places[low] == ats[i] and times[low] == _stored(record)
-        count, _, _ = walk(base, ats[i], ats[i] + sizes[i], file_start, not sealed, rows)
-        out[i] = (
-            count == 1
-            and rows[0, _SIZE] == sizes[i]
-            and (not sealed or crcs[low] == crc_of(record, sizes[i]))
-        )
+        seal = first_not_before(places, ats[i], seal)
+        out[i] = is_sound(base, ats[i], sizes[i], file_start, seal, places, crcs, times, rows)
+
+
+@inlined
+def first_not_before(places: Rows, at: Int, near: Int) -> Int:
+    """Number of the first place that is not before `at`; `near` is where to look first."""
+    low = high = near if near and places[near - 1] < at else 0
+    step = 1
+    while high < len(places) and places[high] < at:
+        low = high + 1
+        high += step
+        step *= 2
+    high = min(high, len(places))
+    while low < high:
+        middle = (low + high) >> 1
+        if places[middle] < at:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inlined
+def is_sound(
+    base: Address,
+    at: Int,
+    size: Int,
+    file_start: Int,
+    seal: Int,
+    places: Rows,
+    crcs: Rows,
+    times: Rows,
+    rows: Rows,
+) -> bool:
+    """Whether a whole record of that size is there; `seal` is from `first_not_before`."""
+    if size < 91:  # no record is smaller
+        return False
+    record = base + at
+    sealed = seal < len(places) and places[seal] == at and times[seal] == _stored(record)
+    count, _, _ = walk(base, at, at + size, file_start, not sealed, rows)
+    return (
+        count == 1 and rows[0, _SIZE] == size and (not sealed or crcs[seal] == crc_of(record, size))
+    )
 
 
 @compiled

@@ -6,6 +6,7 @@ A record never spans files; what is left of a file after its last record is a bl
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,24 +16,26 @@ from ..errors import CorruptRecord, StoreError
 from ..message import Host, LogOffset, QueueOffset, SysFlag
 from ..wire import record
 from ..wire.record import Draft
-from ._batch import encode_batch, measure_batch
+from ._batch import Share, encode_batch, encode_block, measure_batch
 from ._walk import REASONS, Column, End, Rows, are_sound, walk
 from .files import Bytes, Files
 from .format import BLANK_SIZE
 from .mapped import FileSequence
 from .seals import Seals
 
-__all__ = ["Appended", "Chunk", "CommitLog", "IllegalMessage", "Queue", "is_topic"]
+__all__ = ["Appended", "Block", "Chunk", "CommitLog", "IllegalMessage", "Queue", "is_topic"]
 
 Queue = tuple[str, int]  # topic and queue id
 
 _CHUNK = 8192  # records looked at together
+_NEXT_OFFSET = int(Share.NEXT_OFFSET)
 _HALF_WAY = int(SysFlag.ROLLBACK)
 _COUNTED = (0, int(SysFlag.COMMIT))
 
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
-_NO_SEALS = (np.empty(0, dtype=np.int64),) * 3
+_EMPTY: Rows = np.empty(0, dtype=np.int64)
+NO_SEALS = (_EMPTY, _EMPTY, _EMPTY)
 
 
 class IllegalMessage(StoreError):
@@ -51,6 +54,24 @@ class Appended(NamedTuple):
     log_offset: LogOffset
     size: int
     queue_offset: QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Messages that came together, as rows of where their parts lie (`_batch.Part`, `Share`).
+
+    Whoever made it has seen to it that no properties are longer than `record.MAX_PROPERTIES`, that
+    no queue id is negative, and that none is half-way through a transaction or delayed.
+    """
+
+    source: Bytes  # topics and bodies
+    properties: Bytes
+    rows: Rows
+    shares: Rows
+    queues: list[Queue]  # of each share
+    born_host: Host
+    size: int  # of all records
+    largest: int  # body
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +240,37 @@ class CommitLog:
         rows = zip(places, sizes, range(first, first + count), strict=True)
         return [Appended(*row) for row in rows]  # type: ignore[arg-type]  # plain: it is hot
 
+    def append_block(self, block: Block, next_offsets: dict[Queue, int], now: int) -> Rows | None:
+        """As `append`, of a block: where each record begins, and where the last one ends.
+
+        None if it does not fit into this file; then nothing happened.
+        """
+        sequence, size = self._sequence, block.size
+        if size + BLANK_SIZE > sequence.room():
+            return None
+        if block.largest > self._max_body:
+            raise IllegalMessage(f"a body of {block.largest} bytes: at most {self._max_body}")
+        for topic, _ in block.queues:
+            if topic not in self._topics:
+                self._check(Draft(topic=topic))
+        shares, begin = block.shares, sequence.end
+        shares[:, _NEXT_OFFSET] = [next_offsets.get(queue, 0) for queue in block.queues]
+        out = np.empty(size, dtype=np.uint8)
+        edges = np.empty(len(block.rows) + 1, dtype=np.int64)
+        head = _head(block.born_host, self._host)
+        source, properties = block.source, block.properties
+        encode_block(source, properties, block.rows, shares, head, now, begin, out, edges)
+        try:
+            sequence.write(begin, out.data)
+            if self._seals is not None:
+                self._seals.seal(begin - begin % sequence.file_size, edges, out, begin)
+        except StoreError:
+            self.truncate(begin)  # half of it may be there
+            raise
+        sequence.end = begin + size
+        next_offsets.update(zip(block.queues, shares[:, _NEXT_OFFSET].tolist(), strict=True))
+        return edges
+
     def _write(self, begin: int, places: list[int], records: list[bytes], after: bytes) -> None:
         data = b"".join(records)
         self._sequence.write(begin, data + after if after else data)
@@ -267,7 +319,7 @@ class CommitLog:
                 ats, lengths = offsets[at:to] - file_start, sizes[at:to]
                 sound = np.empty(len(ats), dtype=np.bool_)
                 stop = min(end - file_start, file_size)
-                seals = self._seals.of(file_start) if self._seals is not None else _NO_SEALS
+                seals = self.seals_of(file_start)
                 are_sound(data.ctypes.data, ats, lengths, file_start, stop, *seals, sound)
                 spans = zip(ats.tolist(), lengths.tolist(), sound.tolist(), strict=True)
                 found += [data[a : a + n] if good else _NOTHING for a, n, good in spans]
@@ -277,6 +329,10 @@ class CommitLog:
     @property
     def seals(self) -> Seals | None:
         return self._seals
+
+    def seals_of(self, file_start: int) -> tuple[Rows, Rows, Rows]:
+        """Those of one log file; see `Seals.of`."""
+        return NO_SEALS if self._seals is None else self._seals.of(file_start)
 
     def sound_record(self, offset: int, size: int) -> Bytes:
         return self.sound_records(np.array([offset]), np.array([size]))[0]
@@ -296,7 +352,8 @@ class CommitLog:
                 return
             data, file_start = found
             limit = min(stop - file_start, self._sequence.file_size)
-            rows = np.empty((_CHUNK, len(Column)), dtype=np.int64)
+            most = min(_CHUNK, (limit - at + file_start) // record.FIXED_SIZE + 1)
+            rows = np.empty((most, len(Column)), dtype=np.int64)
             count, ended, why = walk(
                 data.ctypes.data, at - file_start, limit, file_start, check_crc, rows
             )
@@ -336,3 +393,10 @@ class CommitLog:
         self._sequence.close()
         if self._seals is not None:
             self._seals.close()
+
+
+@lru_cache(1024)
+def _head(born_host: Host, store_host: bytes) -> Bytes:
+    """A record up to its body length, for `encode_block` to fill in."""
+    template = Draft(topic="", born_host=born_host).encode(0, 0, 0, store_host)
+    return np.frombuffer(template, dtype=np.uint8)[:-3]

@@ -5,6 +5,7 @@ store time and a bitmap of the groups whose filter matched. RocketMQ 4.9's `Cons
 `ConsumeQueueExt`; both can be deleted and are made anew from the log.
 """
 
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,14 +15,31 @@ import numpy.typing as npt
 from ..message import QueueOffset
 from . import format
 from ._walk import extension_end
-from .files import Bytes, Files
+from .files import Bytes, File, Files
 from .format import EXT_ADDRESS_MAX, EXT_BASE, EXT_HEAD, EXT_HEAD_SIZE, EXT_TAIL, UNIT, UNIT_SIZE
 from .mapped import FileSequence
 
-__all__ = ["ConsumeQueue", "Extension", "ExtensionUnit", "Units"]
+__all__ = ["ConsumeQueue", "Extension", "ExtensionUnit", "Stretch", "Units"]
 
 Units = npt.NDArray[np.void]  # of format.UNIT
 Ints = npt.NDArray[np.int64]
+
+
+class Stretch(NamedTuple):
+    """Units of one file, which is held by this: the address is good as long as this is."""
+
+    file: File
+    at: int  # in the file
+    address: int
+    size: int  # in units
+
+    def log_offset(self, number: int) -> int:
+        """Where the record of a unit begins in the log."""
+        offset: int = _INT8.unpack_from(self.file.data.data, self.at + UNIT_SIZE * number)[0]
+        return offset
+
+
+_INT8 = struct.Struct(">q")
 
 
 class ConsumeQueue:
@@ -59,6 +77,18 @@ class ConsumeQueue:
         """Up to `count` units from `offset`, of one file: a view of the mapped file."""
         data = self.sequence.view(offset * UNIT_SIZE, (offset + count) * UNIT_SIZE)
         return data.view(UNIT)
+
+    def stretch(self, offset: int, end: int) -> "Stretch | None":
+        """Units from `offset` to `end`, as many as are there and in one file, for compiled loops;
+        None if there are none."""
+        found = self.sequence.find(offset * UNIT_SIZE)
+        end = min(end, self.max_offset)
+        if found is None or offset >= end:
+            return None
+        file, start = found
+        at = offset * UNIT_SIZE - start
+        count = min(end - offset, (self.sequence.file_size - at) // UNIT_SIZE)
+        return Stretch(file, at, file.address + at, count)
 
     def next_file(self, offset: int) -> QueueOffset:
         """The first offset of the file after the one `offset` belongs to."""

@@ -7,26 +7,35 @@ recovery and a rebuild from nothing. RocketMQ's `ReputMessageService` and its th
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import ConfigError
 from ..filter.bloom import BloomFilter
 from ..filter.engines.columnar import BatchFilter, PropertyFinder
+from ..filter.engines.memory import Address, Int, compiled
 from ..filter.logic import Outcome
 from ..java import decode_utf8, string_hash
 from ..message import DELAY_TOPIC, PropertyName, SysFlag
+from ._batch import put4, put8
 from ._walk import Column, Rows, group_rows, java_hashes, split_keys
 from .commitlog import Chunk, Queue, is_topic
 from .consumequeue import ConsumeQueue
 from .files import Bytes
-from .format import UNIT
+from .format import UNIT, UNIT_SIZE
 from .index import KeyIndex
 
 __all__ = ["DELAY_LEVELS", "Dispatcher", "GroupFilter", "parse_delay_levels"]
 
 _FOUND = (PropertyName.TAGS, PropertyName.UNIQUE_KEY, PropertyName.KEYS, PropertyName.DELAY)
 _TAGS, _UNIQUE, _KEYS, _DELAY = range(4)
+_AT, _SIZE, _QUEUE_OFFSET = int(Column.AT), int(Column.SIZE), int(Column.QUEUE_OFFSET)
+_SYS_FLAG, _STORED = int(Column.SYS_FLAG), int(Column.STORED)
+_HALF_WAY, _COMMITTED = int(SysFlag.ROLLBACK), int(SysFlag.COMMIT)
+
+Ints = npt.NDArray[np.int32]
 
 log = logging.getLogger(__name__)
 
@@ -72,45 +81,64 @@ class Dispatcher:
         self._filters = filters
         self._bloom = bloom or BloomFilter()
         self._finder = PropertyFinder(_FOUND)
+        self._topics: dict[bytes, _Topic] = {}  # those met, by the bytes in their records
         self.grown: set[Queue] = set()  # queues that got units; whoever looks clears it
 
     def dispatch(self, chunk: Chunk) -> None:
         rows, data = chunk.rows, chunk.data
-        if not len(rows):
+        size, base = len(rows), data.ctypes.data
+        if not size:
             return
         starts = np.ascontiguousarray(rows[:, Column.PROPERTIES_AT])
         ends = starts + rows[:, Column.PROPERTIES_SIZE]
         at, sizes = self._finder.find(data, starts, ends)
-        codes = _hashes(data, at[_TAGS], sizes[_TAGS])
-        groups = np.empty(len(rows), dtype=np.int64)
-        firsts = np.empty(len(rows), dtype=np.int64)
-        count = group_rows(data.ctypes.data, rows, groups, firsts)
-        # stable: the order within a queue is that of the log
-        order = np.argsort(groups, kind="stable")
-        edges = np.searchsorted(groups[order], np.arange(count + 1))
-        topics = {}
-        for group in range(count):
-            members = order[edges[group] : edges[group + 1]]
-            first = rows[firsts[group]]
-            topic = _text(data, first[Column.TOPIC_AT], first[Column.TOPIC_SIZE])
-            topics[group] = topic
-            if not is_topic(topic) or first[Column.QUEUE] < 0:
-                log.error(
-                    "a message of topic %r, queue %d is in no queue", topic, first[Column.QUEUE]
-                )
+        codes, groups, order, edges, heads = np.empty((5, size + 1), dtype=np.int64)
+        firsts, largest, runs = np.empty((3, size), dtype=np.int64)
+        units = np.empty(size * UNIT_SIZE, dtype=np.uint8)
+        found = (codes, groups, firsts, order, edges, heads, largest, runs)
+        count = sort_rows(base, chunk.file_start, rows, at[_TAGS], sizes[_TAGS], *found, units)
+        bounds, unit_bytes = edges[: count + 1].tolist(), units.data
+        seeds = list[int]()
+        for group, first in enumerate(rows[firsts[:count]].tolist()):
+            topic_at, queue_id = first[Column.TOPIC_AT], first[Column.QUEUE]
+            known = self._known(data[topic_at : topic_at + first[Column.TOPIC_SIZE]].tobytes())
+            topic = known.topic
+            seeds.append(known.seed)
+            begin, end = bounds[group], bounds[group + 1]
+            if not known.is_legal or queue_id < 0:
+                log.error("a message of topic %r, queue %d is in no queue", topic, queue_id)
                 continue
             if topic == DELAY_TOPIC:
+                members = np.flatnonzero(groups[:size] == group)
                 self._set_delivery_times(data, rows, members, at[_DELAY], sizes[_DELAY], codes)
-            transaction = rows[members, Column.SYS_FLAG] & SysFlag.ROLLBACK
-            members = members[(transaction == 0) | (transaction == SysFlag.COMMIT)]
-            if len(members):
-                queue = self._queue_of(topic, int(first[Column.QUEUE]))
-                self._append_units(queue, topic, chunk, members, codes, starts, ends)
-                self.grown.add((topic, int(first[Column.QUEUE])))
+            if begin == end:  # all half-way through their transactions
+                continue
+            queue = self._queue_of(topic, queue_id)
+            if (
+                runs[group]
+                and topic != DELAY_TOPIC
+                and queue.extension is None
+                and queue.sequence
+                and queue.max_offset == heads[group]
+            ):
+                # what nearly all are: the next of their queue, without a gap
+                queue.largest = max(queue.largest, int(largest[group]))
+                queue.sequence.append(unit_bytes[begin * UNIT_SIZE : end * UNIT_SIZE])
+            else:
+                self._append_units(queue, topic, chunk, order[begin:end], codes, starts, ends)
+            self.grown.add((topic, queue_id))
         if self._index is not None:
-            seeds = {group: string_hash(f"{topic}#") for group, topic in topics.items()}
-            by_row = np.array([seeds[group] for group in range(count)], dtype=np.int64)[groups]
-            self._append_keys(self._index, chunk, at, sizes, by_row)
+            self._append_keys(self._index, chunk, at, sizes, groups, seeds)
+
+    def _known(self, name: bytes) -> "_Topic":
+        found = self._topics.get(name)
+        if found is None:
+            if len(self._topics) >= _MOST_KNOWN:
+                self._topics.clear()
+            topic = decode_utf8(name)
+            found = _Topic(topic, is_topic(topic), string_hash(f"{topic}#"))
+            self._topics[name] = found
+        return found
 
     def _append_units(
         self,
@@ -168,33 +196,128 @@ class Dispatcher:
                 codes[row] = rows[row, Column.STORED] + self._delays[level - 1]
 
     def _append_keys(
-        self, index: KeyIndex, chunk: Chunk, at: Rows, sizes: Rows, seeds: Rows
+        self, index: KeyIndex, chunk: Chunk, at: Rows, sizes: Rows, groups: Rows, seeds: list[int]
     ) -> None:
-        rows = chunk.rows
-        indexed = np.flatnonzero(rows[:, Column.SYS_FLAG] & SysFlag.ROLLBACK != SysFlag.ROLLBACK)
-        unique = np.stack((at[_UNIQUE], sizes[_UNIQUE]), axis=1)[indexed]
-        keys = np.stack((at[_KEYS], sizes[_KEYS]), axis=1)[indexed]
-        base = chunk.data.ctypes.data
-        found = np.empty((4 * len(indexed), 3), dtype=np.int64)
-        count = split_keys(base, unique, keys, found)
-        if count > len(found):
-            found = np.empty((count, 3), dtype=np.int64)
-            split_keys(base, unique, keys, found)
-        found = found[:count]
-        members = indexed[found[:, 0]]
-        starts, lengths = np.ascontiguousarray(found[:, 1]), np.ascontiguousarray(found[:, 2])
-        hashes = _hashes(chunk.data, starts, lengths, seeds[members])
-        positive = np.where(hashes == -(2**31), 0, np.abs(hashes)).astype(np.int32)
-        index.put(positive, chunk.offsets[members], rows[members, Column.STORED])
-
-
-def _hashes(data: Bytes, starts: Rows, lengths: Rows, seeds: Rows | None = None) -> Rows:
-    """Java's hash of each text, going on from its seed; of nothing, the seed or 0."""
-    out = np.empty(len(starts), dtype=np.int64)
-    seeds = np.zeros(len(starts), dtype=np.int64) if seeds is None else seeds
-    java_hashes(data.ctypes.data, np.ascontiguousarray(starts), lengths, seeds, out)
-    return out
+        by_group = np.array(seeds, dtype=np.int64)
+        room = 4 * len(chunk.rows)
+        while True:
+            hashes = np.empty(room, dtype=np.int32)
+            offsets, times = np.empty((2, room), dtype=np.int64)
+            count = make_entries(
+                *(chunk.data.ctypes.data, chunk.file_start, chunk.rows),
+                *(at[_UNIQUE], sizes[_UNIQUE], at[_KEYS], sizes[_KEYS], groups, by_group),
+                *(hashes, offsets, times),
+            )
+            if count <= room:
+                break
+            room = count
+        index.put(hashes[:count], offsets[:count], times[:count])
 
 
 def _text(data: Bytes, at: int, size: int) -> str:
     return decode_utf8(data[at : at + size].tobytes())
+
+
+class _Topic(NamedTuple):
+    topic: str
+    is_legal: bool
+    seed: int  # of its keys' hashes
+
+
+_MOST_KNOWN = 10_000  # topics
+
+
+@compiled
+def sort_rows(
+    base: Address,
+    file_start: Int,
+    rows: Rows,
+    tags: Rows,
+    tag_sizes: Rows,
+    codes: Rows,
+    groups: Rows,
+    firsts: Rows,
+    order: Rows,
+    edges: Rows,
+    heads: Rows,
+    largest: Rows,
+    runs: Rows,
+    units: Bytes,
+) -> Int:
+    """Rows by queue, numbered as they are first met; gives how many queues there are.
+
+    Of each row its tags code and the number of its queue. Of each queue: its first row; the rows
+    that get a unit, from one edge to the next in `order`, as they lie in the log, and those units;
+    the queue offset of the first; the size of the largest message; whether there is no gap between
+    their offsets. A row that is half-way through a transaction gets none.
+    """
+    size = len(rows)
+    java_hashes(base, tags, tag_sizes, np.zeros(size, dtype=np.int64), codes)
+    count = group_rows(base, rows, groups, firsts)
+    for group in range(count + 1):
+        edges[group] = 0
+    for row in range(size):
+        if rows[row, _SYS_FLAG] & _HALF_WAY in (0, _COMMITTED):
+            edges[groups[row] + 1] += 1
+    for group in range(count):
+        edges[group + 1] += edges[group]
+        largest[group], runs[group] = 0, 1
+    ends = edges[: count + 1].copy()
+    for row in range(size):
+        if rows[row, _SYS_FLAG] & _HALF_WAY not in (0, _COMMITTED):
+            continue
+        group = groups[row]
+        place, offset = ends[group], rows[row, _QUEUE_OFFSET]
+        ends[group] = place + 1
+        order[place] = row
+        if place == edges[group]:
+            heads[group] = offset
+        elif offset != heads[group] + place - edges[group]:
+            runs[group] = 0
+        largest[group] = max(largest[group], rows[row, _SIZE])
+        put8(units, place * 20, file_start + rows[row, _AT])
+        put4(units, place * 20 + 8, rows[row, _SIZE])
+        put8(units, place * 20 + 12, codes[row])
+    return count
+
+
+@compiled
+def make_entries(
+    base: Address,
+    file_start: Int,
+    rows: Rows,
+    unique: Rows,
+    unique_sizes: Rows,
+    keys: Rows,
+    key_sizes: Rows,
+    groups: Rows,
+    seeds: Rows,
+    hashes: Ints,
+    offsets: Rows,
+    times: Rows,
+) -> Int:
+    """What the index gets of each row's keys; gives how much. Without room for all, nothing.
+
+    `seeds` are by group. A message that was rolled back has no keys.
+    """
+    size = len(rows)
+    spans = np.empty((2, size, 2), dtype=np.int64)
+    for row in range(size):
+        is_indexed = rows[row, _SYS_FLAG] & _HALF_WAY != _HALF_WAY
+        spans[0, row, 0], spans[1, row, 0] = unique[row], keys[row]
+        spans[0, row, 1] = unique_sizes[row] if is_indexed else -1
+        spans[1, row, 1] = key_sizes[row] if is_indexed else -1
+    found = np.empty((len(hashes), 3), dtype=np.int64)
+    count = split_keys(base, spans[0], spans[1], found)
+    if count > len(hashes):
+        return count
+    texts = np.empty((4, count), dtype=np.int64)  # places, sizes, seeds, hashes
+    for i in range(count):
+        row = found[i, 0]
+        texts[0, i], texts[1, i], texts[2, i] = found[i, 1], found[i, 2], seeds[groups[row]]
+        offsets[i], times[i] = file_start + rows[row, _AT], rows[row, _STORED]
+    java_hashes(base, texts[0], texts[1], texts[2], texts[3])
+    for i in range(count):
+        hash_ = texts[3, i]
+        hashes[i] = 0 if hash_ == -(2**31) else abs(hash_)
+    return count

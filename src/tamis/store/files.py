@@ -86,6 +86,7 @@ class File:
             os.close(self._descriptor)
             raise
         self.data: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self.address: int = self.data.ctypes.data  # good while `data` is held
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """All of `data`, or DiskFull. It survives the process at once, a power cut after `sync`."""

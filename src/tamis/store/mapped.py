@@ -10,23 +10,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import StoreError
 from .files import Bytes, File, Files, file_name, file_start
 
-__all__ = ["FileSequence"]
+__all__ = ["FileSequence", "Table"]
+
+Ints = npt.NDArray[np.int64]
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
+_NOWHERE: Ints = np.empty(0, dtype=np.int64)
 
 
-class _Table(NamedTuple):
-    """The files there are, in order. Never changed, only replaced: a reader keeps what it has."""
+class Table(NamedTuple):
+    """The files there are, in order. Never changed, only replaced: a reader keeps what it has,
+    and while it does the addresses are good."""
 
     starts: tuple[int, ...] = ()
     files: tuple[File, ...] = ()
+    addresses: Ints = _NOWHERE
 
     def find(self, offset: int) -> int:
         return bisect_right(self.starts, offset) - 1
+
+
+def _table_of(starts: tuple[int, ...], files: tuple[File, ...]) -> Table:
+    return Table(starts, files, np.array([file.address for file in files], dtype=np.int64))
 
 
 class FileSequence:
@@ -42,7 +52,7 @@ class FileSequence:
         self.end = 0
         self._files = files
         self._writable = writable
-        self._table = _Table()
+        self._table = Table()
         self._unsynced: dict[int, File] = {}
         self._marking = threading.Lock()  # of `_unsynced`: who writes and who flushes may differ
         self._load()
@@ -73,7 +83,7 @@ class FileSequence:
             self.end = start + self.file_size
 
     def _add(self, start: int, file: File) -> None:
-        self._table = _Table((*self._table.starts, start), (*self._table.files, file))
+        self._table = _table_of((*self._table.starts, start), (*self._table.files, file))
 
     @property
     def start(self) -> int:
@@ -130,11 +140,21 @@ class FileSequence:
 
     def file_data(self, offset: int) -> tuple[Bytes, int] | None:
         """The whole mapping of the file that `offset` lies in, and where it begins."""
+        found = self.find(offset)
+        return None if found is None else (found[0].data, found[1])
+
+    def find(self, offset: int) -> tuple[File, int] | None:
+        """The file that `offset` lies in, and where it begins."""
         table = self._table
         index = table.find(offset)
         if index < 0 or offset >= table.starts[index] + self.file_size:
             return None
-        return table.files[index].data, table.starts[index]
+        return table.files[index], table.starts[index]
+
+    @property
+    def table(self) -> Table:
+        """The files as they are now."""
+        return self._table
 
     def file_path(self, offset: int) -> Path:
         return self.directory / file_name(offset - offset % self.file_size)
@@ -164,9 +184,9 @@ class FileSequence:
         self._drop(0)
 
     def _drop(self, index: int) -> None:
-        starts, files = self._table
+        starts, files, _ = self._table
         start, file = starts[index], files[index]
-        self._table = _Table(
+        self._table = _table_of(
             starts[:index] + starts[index + 1 :], files[:index] + files[index + 1 :]
         )
         with self._marking:
@@ -175,7 +195,8 @@ class FileSequence:
         self._files.remove(file.path)
 
     def files(self) -> Iterator[tuple[int, File]]:
-        yield from zip(*self._table, strict=True)
+        table = self._table
+        yield from zip(table.starts, table.files, strict=True)
 
     def destroy(self) -> None:
         while self._table.starts:
@@ -185,4 +206,4 @@ class FileSequence:
     def close(self) -> None:
         for file in self._table.files:
             file.close()
-        self._table = _Table()
+        self._table = Table()

@@ -1,18 +1,20 @@
 """The filtered read of a queue: what a pull is answered with, what matches, how much is left.
 
-Three sieves, each over a whole stretch of units at once: the tags codes, on a view of the mapped
-queue; the bitmaps; the SQL, on properties as they lie in the log. Then messages are taken by the
-limits RocketMQ has for one answer (`DefaultMessageStore.getMessage`, 4.9.4): status and next offset
-are the same, but for how far it looks for a rare match: RocketMQ gives up after 800 units.
+Three sieves, each over a stretch of units at once: the tags codes and the bitmaps, in the mapped
+queue and its extension; the SQL, on properties as they lie in the log. Then messages are taken by
+the limits RocketMQ has for one answer (`DefaultMessageStore.getMessage`, 4.9.4): status and next
+offset are the same, but for how far it looks for a rare match: RocketMQ gives up after 800 units.
 """
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +24,22 @@ from ..filter.engines.columnar import BatchFilter
 from ..filter.logic import Outcome
 from ..filter.tags import TagFilter
 from ..message import QueueOffset
-from ._walk import extension_codes, may_match, property_spans
-from .commitlog import CommitLog
-from .consumequeue import ConsumeQueue, Extension, Units
+from ._sieve import (
+    DAMAGED,
+    DONE,
+    FULL,
+    NO_ROOM,
+    OTHER_FILE,
+    find_flagged,
+    find_tagged,
+    property_spans,
+    take_records,
+)
+from .commitlog import NO_SEALS, CommitLog
+from .consumequeue import ConsumeQueue, Stretch
 from .files import Bytes
-from .format import UNIT_BLANK_SIZE, UNIT_SIZE
+from .format import UNIT_BLANK_SIZE
+from .mapped import Table
 
 __all__ = ["Limits", "QueueReader", "Selection", "SqlFilter", "Status"]
 
@@ -59,6 +72,9 @@ class SqlFilter:
     born: int = 0  # milliseconds
 
 
+Wanted = TagFilter | SqlFilter | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How much one answer holds, and how far it looks. Raising any costs memory or time a pull."""
@@ -78,6 +94,33 @@ class Limits:
             raise ConfigError("limits of messages, bytes, count and units: they take 1 or more")
 
 
+class Records(Sequence[Bytes]):
+    """Records one after the other, as an answer has them: cut apart only if asked for."""
+
+    __slots__ = ("_count", "body")
+
+    def __init__(self, body: bytes, count: int) -> None:
+        self.body = body
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Bytes]: ...
+    def __getitem__(self, index: int | slice) -> Bytes | list[Bytes]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[Bytes]:
+        data, at = np.frombuffer(self.body, dtype=np.uint8), 0
+        for _ in range(self._count):
+            size = int.from_bytes(self.body[at : at + 4])  # a record begins with it
+            yield data[at : at + size]
+            at += size
+
+
 class Selection(NamedTuple):
     """`records` are the bytes in the log, to be sent as they are.
 
@@ -86,7 +129,7 @@ class Selection(NamedTuple):
     """
 
     status: Status
-    records: list[Bytes]
+    records: Sequence[Bytes]
     next_offset: QueueOffset
     min_offset: QueueOffset
     max_offset: QueueOffset
@@ -94,9 +137,16 @@ class Selection(NamedTuple):
     failed: int = 0
     failures: tuple[int, ...] = ()
 
+    @property
+    def body(self) -> bytes:
+        """The records joined."""
+        records = self.records
+        return records.body if isinstance(records, Records) else b"".join(map(bytes, records))
 
-_STRETCH = 65_536  # units whose records are looked at together, at the most
-_FIRST = 64  # and at first: often enough
+
+_FIRST = 32  # messages SQL is asked about at first, at least: often enough
+_MOST = 16_384  # and at the most before it looks at the clock: a millisecond or two
+_ALL: Ints = np.arange(_MOST)
 
 
 class QueueReader:
@@ -112,195 +162,180 @@ class QueueReader:
         self._queue = queue
         self._clock = clock
 
-    def select(
-        self, offset: int, limits: Limits, wanted: TagFilter | SqlFilter | None = None
-    ) -> Selection:
-        low, high = self._queue.min_offset, self._queue.max_offset
+    def select(self, offset: int, limits: Limits, wanted: Wanted = None) -> Selection:
+        queue = self._queue
+        low, high = queue.min_offset, queue.max_offset
         status, next_offset = _outside(offset, low, high)
         if status is not None:
-            return Selection(status, [], QueueOffset(next_offset), low, high)
-        basket = _Basket(limits, self._log, self._queue)
-        deadline = self._clock() + limits.seconds
+            return Selection(status, (), QueueOffset(next_offset), low, high)
+        if limits.strict:
+            stop = min(high, offset + max(800, limits.messages), queue.next_file(offset))
+        else:
+            stop = min(high, offset + limits.units)
         status = Status.NO_MATCHED_MESSAGE
-        tally = _Tally()
-        at = offset
-        while at < high:
-            count = min(high - at, limits.units - (at - offset))
-            if limits.strict:
-                count = min(high - at, max(800, limits.messages))
-            elif wanted is None:
-                count = min(count, 2 * basket.most)  # more than that it does not take
-            units = self._queue.units(at, count)
-            if not len(units):
+        basket = _Basket(limits, self._log, queue.largest)
+        tally = _Tally() if isinstance(wanted, SqlFilter) else None
+        deadline = None if limits.strict else self._clock() + limits.seconds
+        log_start = self._log.start
+        at, asked, size = offset, 0, max(basket.room, _FIRST)
+        while at < stop:
+            place = queue.stretch(at, stop)
+            if place is None:
                 if at == offset:
-                    after = self._queue.next_file(offset)
-                    return Selection(Status.OFFSET_FOUND_NULL, [], after, low, high)
+                    after = queue.next_file(offset)
+                    return Selection(Status.OFFSET_FOUND_NULL, (), after, low, high)
                 break
-            last = self._take(units, wanted, basket, tally)
-            if last is not None:
-                status = last
-            tally.count(at, basket.walked)
+            if log_start and (gone := self._gone(at, place, log_start)):
+                status = self._why_gone(at, gone, wanted)
+                at += gone
+                continue
+            status = Status.NO_MATCHED_MESSAGE
+            if tally is None:
+                numbers, looked = self._candidates(place, wanted, basket.room)
+                basket.take(place, looked, numbers)
+            else:
+                assert isinstance(wanted, SqlFilter)
+                numbers, looked = self._candidates(place, wanted, size)
+                passed = self._passes(place, numbers, wanted, tally)
+                basket.take(place, looked, numbers[passed])
+                tally.count(at, basket.walked)
+                asked += len(numbers)
+                size = _next_size(size, asked, basket.taken, basket.room)
             at += basket.walked
-            if limits.strict or basket.full or at - offset >= limits.units:
+            if basket.full or (deadline is not None and self._clock() > deadline):
                 break
-            if self._clock() > deadline:
-                break
-        if basket.records:
+        records = Records(basket.body, basket.taken) if basket.taken else ()
+        if records:
             status = Status.FOUND
+        if tally is None:
+            return Selection(status, records, QueueOffset(at), low, high)
         told = (tally.evaluated, tally.failed, tuple(tally.failures))
-        return Selection(status, basket.records, QueueOffset(at), low, high, *told)
+        return Selection(status, records, QueueOffset(at), low, high, *told)
 
-    def count(self, offset: int, wanted: TagFilter | SqlFilter | None = None) -> int:
-        """How many messages from `offset` to the end match: the lag, exactly."""
-        return sum(len(found) for _, found in self._matches(offset, wanted))
+    def count(self, offset: int, wanted: Wanted = None, end: int | None = None) -> int:
+        """How many messages from `offset` up to `end`, or all there are, match: the lag, exactly."""
+        return sum(len(found) for _, found in self._matches(offset, wanted, end))
 
-    def next_match(
-        self, offset: int, wanted: TagFilter | SqlFilter | None = None
-    ) -> QueueOffset | None:
+    def next_match(self, offset: int, wanted: Wanted = None) -> QueueOffset | None:
         for at, found in self._matches(offset, wanted):
             if len(found):
                 return QueueOffset(at + int(found[0]))
         return None
 
     def _matches(
-        self, offset: int, wanted: TagFilter | SqlFilter | None
+        self, offset: int, wanted: Wanted, end: int | None = None
     ) -> Iterator[tuple[int, Ints]]:
-        """(offset of the first, numbers of those that match), a queue file at a time."""
+        """(offset of the first, numbers of those that match), a stretch of units at a time."""
         at = max(offset, self._queue.min_offset)
-        high = self._queue.max_offset
-        while at < high:
-            units = self._queue.units(at, high - at)
-            if not len(units):
-                return
-            found = self._candidates(units, wanted)
+        high = int(self._queue.max_offset)
+        if end is not None:
+            high = min(high, end)
+        while at < high and (place := self._queue.stretch(at, high)) is not None:
+            found, looked = self._candidates(place, wanted, _MOST)
             if isinstance(wanted, SqlFilter):
-                parts = [found[i : i + _STRETCH] for i in range(0, len(found), _STRETCH)]
-                found = np.concatenate(
-                    [found[:0], *(part[self._passes(units, part, wanted)] for part in parts)]
-                )
+                found = found[self._passes(place, found, wanted)]
+            elif wanted is None or wanted.matches_all:
+                sizes = self._queue.units(at, looked)["size"]
+                found = np.flatnonzero(sizes != UNIT_BLANK_SIZE)
             yield at, found
-            at += len(units)
+            at += looked
 
-    def _take(
-        self,
-        units: Units,
-        wanted: TagFilter | SqlFilter | None,
-        basket: "_Basket",
-        tally: "_Tally",
-    ) -> Status | None:
-        """Fills the basket from the units; gives what decided last if nothing was taken."""
-        found = self._candidates(units, wanted)
-        start = self._log.start
-        present = found[units["offset"][found] >= start] if start else found
-        basket.begin(units)
-        size = _FIRST
-        done = 0
-        while done < len(present) and not basket.full:
-            part = present[done : done + size]
-            if isinstance(wanted, SqlFilter):
-                part = part[self._passes(units, part, wanted, tally)]
-            basket.take(part)
-            done += size
-            size = min(2 * size, _STRETCH)
-        basket.finish()
-        if not start or int(units["offset"][-1]) >= start:
-            return Status.NO_MATCHED_MESSAGE
+    def _gone(self, at: int, place: Stretch, log_start: int) -> int:
+        """How many of the units from `at` on are of messages that are gone from the log."""
+        if place.log_offset(0) >= log_start:
+            return 0
+        units = self._queue.units(at, place.size)
+        found = np.flatnonzero(units["offset"] >= log_start)
+        return int(found[0]) if len(found) else len(units)
+
+    def _why_gone(self, at: int, gone: int, wanted: Wanted) -> Status:
+        """Whether the last log file concerned had a message that was wanted."""
+        units = self._queue.units(at, gone)
         messages = np.flatnonzero(units["size"] != UNIT_BLANK_SIZE)
-        if not len(messages) or int(units["offset"][messages[-1]]) >= start:
+        if not len(messages):
             return Status.NO_MATCHED_MESSAGE
-        return self._why_gone(units[messages], np.searchsorted(messages, found))
-
-    def _why_gone(self, units: Units, found: Ints) -> Status:
-        """All messages are gone: whether the last log file concerned had one that was wanted."""
         file_size = self._log.files.file_size
-        last_file = int(units["offset"][-1]) // file_size
-        first = int(np.searchsorted(units["offset"], last_file * file_size))
-        wanted = len(found) and found[-1] >= first
-        return Status.MESSAGE_WAS_REMOVING if wanted else Status.NO_MATCHED_MESSAGE
+        offsets = units["offset"][messages]
+        last_file = int(offsets[-1]) // file_size
+        first = int(messages[np.searchsorted(offsets, last_file * file_size)])
+        place = self._queue.stretch(at + first, at + gone)
+        if place is None:
+            return Status.NO_MATCHED_MESSAGE
+        found, _ = self._candidates(place, wanted, 1)
+        return Status.MESSAGE_WAS_REMOVING if len(found) else Status.NO_MATCHED_MESSAGE
 
-    def _candidates(self, units: Units, wanted: TagFilter | SqlFilter | None) -> Ints:
-        """Numbers of the units that their code or bitmap does not rule out."""
-        if isinstance(wanted, TagFilter) and not wanted.matches_all:
-            found = np.flatnonzero(self._by_tags(units, wanted))
-        elif isinstance(wanted, SqlFilter) and wanted.positions and self._queue.extension:
-            found = np.flatnonzero(self._by_bitmap(units, wanted, self._queue.extension))
+    def _candidates(self, place: Stretch, wanted: Wanted, most: int) -> tuple[Ints, int]:
+        """Numbers of units that their code or bitmap does not rule out, up to `most`, and how many
+        units were looked at for it. Where all are wanted, blank ones are among them."""
+        units, count = place.address, place.size
+        if wanted is None or (isinstance(wanted, TagFilter) and wanted.matches_all):
+            count = min(count, most, _MOST)
+            return _ALL[:count], count
+        out = np.empty(most, dtype=np.int64)
+        files, first, size = self._extension_files()
+        if isinstance(wanted, TagFilter):
+            codes = _halves(wanted.codes)
+            found, looked = find_tagged(units, count, codes, files.addresses, first, size, out)
         else:
-            found = np.arange(len(units))
-        is_message = np.asarray(units["size"][found] != UNIT_BLANK_SIZE, dtype=np.bool_)
-        return found[is_message]
-
-    def _by_tags(self, units: Units, wanted: TagFilter) -> npt.NDArray[np.bool_]:
-        # the low half of a code, as the four bytes it is: no conversion, one comparison a code
-        halves = units.view(np.uint8).view("<i4").reshape(-1, UNIT_SIZE // 4)[:, 4]
-        codes = np.array(sorted(wanted.codes), dtype=">i4").view("<i4")
-        matched = _any_equal(halves, codes)
-        if self._queue.extension is not None:
-            first = units.view(np.uint8).reshape(-1, UNIT_SIZE)[:, 12]
-            addresses = np.flatnonzero(first == 0x80)
-            if len(addresses):
-                real, known = self._real_codes(units["code"][addresses].astype(np.int64))
-                low = real.astype(np.int32).astype(np.int64)
-                hits = np.isin(low, list(wanted.codes)) | (known == 0)
-                matched[addresses] = hits
-        return matched
-
-    def _real_codes(self, addresses: Ints) -> tuple[Ints, Ints]:
-        real, known = np.zeros_like(addresses), np.zeros_like(addresses)
-        assert self._queue.extension is not None
-        for start, file in self._queue.extension.sequence.files():
-            extension_codes(addresses, file.data.ctypes.data, start, len(file.data), real, known)
-        return real, known
-
-    def _by_bitmap(
-        self, units: Units, wanted: SqlFilter, extension: Extension
-    ) -> npt.NDArray[np.bool_]:
-        codes = units["code"].astype(np.int64)
-        positions = np.array(wanted.positions, dtype=np.int64)
-        verdicts = np.full(len(codes), 2, dtype=np.uint8)
-        for start, file in extension.sequence.files():
-            open_ = np.flatnonzero(verdicts == 2)
-            if not len(open_):
-                break
-            part = np.empty(len(open_), dtype=np.uint8)
-            may_match(
-                codes[open_],
-                file.data.ctypes.data,
-                start,
-                len(file.data),
-                positions,
-                wanted.bits,
-                wanted.born,
-                part,
+            bits, born, flags = wanted.bits, wanted.born, _numbers(wanted.positions)
+            found, looked = find_flagged(
+                units, count, flags, bits, born, files.addresses, first, size, out
             )
-            verdicts[open_] = part
-        matched: npt.NDArray[np.bool_] = verdicts != 0
-        return matched
+        return out[:found], looked
+
+    def _extension_files(self) -> tuple[Table, int, int]:
+        """To be held while their addresses are used; where the first begins, and their size."""
+        extension = self._queue.extension
+        if extension is None:
+            return _NO_FILES, 0, 1
+        table = extension.sequence.table
+        return table, table.starts[0] if table.starts else 0, extension.sequence.file_size
 
     def _passes(
-        self, units: Units, numbers: Ints, wanted: SqlFilter, tally: "_Tally | None" = None
+        self, place: Stretch, numbers: Ints, wanted: SqlFilter, tally: "_Tally | None" = None
     ) -> npt.NDArray[np.bool_]:
         """Which of the numbered units' messages the SQL says true of."""
-        offsets = units["offset"][numbers].astype(np.int64)
-        sizes = units["size"][numbers].astype(np.int64)
         passed = np.zeros(len(numbers), dtype=np.bool_)
-        at = 0
+        starts, ends = np.empty_like(numbers), np.empty_like(numbers)
+        files, at = self._log.files, 0
         while at < len(numbers):
-            found = self._log.files.file_data(int(offsets[at]))
+            found = files.find(place.log_offset(int(numbers[at])))
             if found is None:
                 at += 1
                 continue
-            data, file_start = found
-            to = int(np.searchsorted(offsets, file_start + len(data)))
-            ats = offsets[at:to] - file_start
-            starts, ends = np.empty_like(ats), np.empty_like(ats)
-            property_spans(data.ctypes.data, ats, sizes[at:to], starts, ends)
-            outcomes = wanted.batch_filter.match_spans(data, starts, ends)
-            passed[at:to] = outcomes == Outcome.TRUE
+            file, start = found
+            to = property_spans(
+                place.address, numbers, at, file.address, start, file.size, starts, ends
+            )
+            outcomes = wanted.batch_filter.match_spans(file.data, starts[at:to], ends[at:to])
+            np.equal(outcomes, _TRUE, out=passed[at:to])
             if tally is not None:
                 tally.asked.append(numbers[at:to])
-                tally.failing.append(numbers[at:to][outcomes == Outcome.ERROR])
+                tally.failing.append(numbers[at:to][outcomes == _ERROR])
             at = to
         return passed
+
+
+_TRUE, _ERROR = np.uint8(Outcome.TRUE), np.uint8(Outcome.ERROR)
+_NO_FILES = Table()
+
+
+@lru_cache(1024)
+def _halves(codes: frozenset[int]) -> Ints:
+    """The low four bytes of each, as the number they are when read the wrong way round."""
+    swapped = np.array(list(codes), dtype=np.int64).astype(">i4").view("<u4")
+    return np.sort(swapped.astype(np.int64))
+
+
+@lru_cache(1024)
+def _numbers(positions: tuple[int, ...]) -> Ints:
+    return np.array(positions, dtype=np.int64)
+
+
+def _next_size(size: int, asked: int, taken: int, room: int) -> int:
+    """How many messages to ask SQL about next: more and more, while few match."""
+    wider = min(8 * size, _MOST)
+    return min(wider, max(asked * room // taken, _FIRST)) if taken else wider
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[Status | None, int]:
@@ -314,17 +349,6 @@ def _outside(offset: int, low: int, high: int) -> tuple[Status | None, int]:
     if offset > high:
         return Status.OFFSET_OVERFLOW_BADLY, high
     return None, offset
-
-
-def _any_equal(
-    values: npt.NDArray[np.int32], codes: npt.NDArray[np.int32]
-) -> npt.NDArray[np.bool_]:
-    if len(codes) > 16:
-        return np.isin(values, codes)
-    matched = np.zeros(len(values), dtype=np.bool_)
-    for code in codes:
-        matched |= values == code
-    return matched
 
 
 class _Tally:
@@ -353,75 +377,97 @@ _SAMPLES = 8  # of failures, in one answer
 
 
 class _Basket:
-    """Takes messages until an answer is full. RocketMQ asks at every unit, wanted or not, whether
-    it would still fit, so a large unit nobody wants may end an answer too."""
+    """Takes messages until an answer is full."""
 
-    def __init__(self, limits: Limits, log: CommitLog, queue: ConsumeQueue) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, log: CommitLog, largest: int) -> None:
         self._log = log
-        self._largest = queue.largest
+        self._limits = (
+            limits.messages,
+            limits.bytes,
+            limits.count,
+            limits.cold_bytes,
+            limits.cold_count,
+            limits.memory,
+            largest,
+        )
+        self._most = min(limits.messages, limits.count)
+        self._buffer = _buffers.own
         self._bytes = 0
-        self.most = min(limits.messages, limits.count)
-        self.records: list[Bytes] = []
+        self.taken = 0
         self.full = False
-        self.walked = 0  # units of this stretch that are done with
+        self.walked = 0  # units of the last stretch that are done with
 
-    def begin(self, units: Units) -> None:
-        self._units = units
-        self.walked = 0
-        # nothing in this stretch lies so far back that the limits for it are others
-        self._hot = int(self._log.end) - int(units["offset"][0]) <= self._limits.memory
+    @property
+    def room(self) -> int:
+        """How many more it takes, at the most, while it is not full."""
+        return max(self._most - self.taken, 1)
 
-    def take(self, numbers: Ints) -> None:
-        """Matching units, in order; what lies between them is passed over."""
-        while len(numbers) and not self.full:
-            some = self._sure(numbers) or 1
-            self._take(numbers[:some], sure=some > 1)
-            numbers = numbers[some:]
+    @property
+    def body(self) -> bytes:
+        return self._buffer.data[: self._bytes].tobytes()
 
-    def _sure(self, numbers: Ints) -> int:
-        """How many fit whatever lies between them."""
-        if not self._hot:
-            return 0
-        most = self.most - len(self.records)
-        room = self._limits.bytes - self._bytes
-        return max(min(most, room // max(self._largest, 1), len(numbers)), 0)
-
-    def _take(self, numbers: Ints, sure: bool) -> None:
-        if not sure and self._stops_before(int(numbers[0]) + 1):
-            return
-        offsets = self._units["offset"][numbers].astype(np.int64)
-        sizes = self._units["size"][numbers].astype(np.int64)
-        found = self._log.sound_records(offsets, sizes)
-        self.walked = int(numbers[-1]) + 1
-        good = [record for record in found if len(record)]
-        self.records += good
-        self._bytes += int(sizes.sum()) if len(good) == len(found) else sum(map(len, good))
-        for offset, record in zip(offsets, found, strict=True) if len(good) < len(found) else ():
-            if not len(record):
+    def take(self, place: Stretch, count: int, numbers: Ints) -> None:
+        """From the first `count` units those of these numbers, in order."""
+        files, end = self._log.files, self._log.end
+        file, base, start, seals = None, 0, -files.file_size, NO_SEALS
+        done, walked = 0, 0
+        why = OTHER_FILE if len(numbers) else DONE
+        while True:
+            if why == OTHER_FILE:
+                offset = place.log_offset(int(numbers[done]))
+                file, start = files.find(offset) or (None, -files.file_size)
+                if file is None:
+                    log.error("not served: offset %d of the log is gone", offset)
+                    walked = int(numbers[done]) + 1
+                    done += 1
+                    why = OTHER_FILE if done < len(numbers) else DONE
+                    continue
+                base, seals = file.address, self._log.seals_of(start)
+            done, walked, self.taken, self._bytes, why = take_records(
+                place.address,
+                count,
+                numbers,
+                done,
+                walked,
+                self.taken,
+                self._bytes,
+                *self._limits,
+                end,
+                base,
+                start,
+                files.file_size,
+                *seals,
+                self._buffer.address,
+                self._buffer.size,
+            )
+            if why == NO_ROOM:
+                self._buffer = _Buffer(2 * self._buffer.size, self._buffer.data[: self._bytes])
+            elif why == DAMAGED:
+                offset = place.log_offset(int(numbers[done - 1]))
                 log.error("not served: there is no sound record at offset %d of the log", offset)
-        if self._hot and len(self.records) >= self.most:
-            self.full = True  # RocketMQ finds out at the next unit
+            elif why != OTHER_FILE:
+                break
+        self.walked, self.full = walked, why == FULL
 
-    def finish(self) -> None:
-        """No match is left: on to the end of the stretch, unless something there is too large."""
-        if not self.full and not self._stops_before(len(self._units)):
-            self.walked = len(self._units)
 
-    def _stops_before(self, end: int) -> bool:
-        """Whether one of the units from `walked` up to `end` does not fit; then it stops there."""
-        limits, taken = self._limits, len(self.records)
-        if not taken or self.walked >= end:
-            return False
-        if self._hot and taken < self.most and self._bytes + self._largest <= limits.bytes:
-            return False
-        between = self._units[self.walked : end]
-        cold = int(self._log.end) - between["offset"] > limits.memory
-        bytes_left = np.where(cold, limits.cold_bytes, limits.bytes) - self._bytes
-        count = np.where(cold, limits.cold_count, limits.count)
-        too_much = (taken >= limits.messages) | (between["size"] > bytes_left) | (taken >= count)
-        found = np.flatnonzero(too_much)
-        if len(found):
-            self.walked += int(found[0])
-            self.full = True
-        return self.full
+class _Buffer:
+    """Where an answer is put together."""
+
+    __slots__ = ("address", "data", "size")
+
+    def __init__(self, size: int, filled: Bytes | None = None) -> None:
+        self.data: Bytes = np.empty(size, dtype=np.uint8)
+        if filled is not None:
+            self.data[: len(filled)] = filled
+        self.address, self.size = self.data.ctypes.data, size
+
+
+class _Buffers(threading.local):
+    """One for each thread: an answer is copied out of it before the next."""
+
+    def __init__(self) -> None:
+        self.own = _Buffer(_BUFFER)
+
+
+_BUFFER = 262_144  # bytes; a larger answer gets one of its own
+_buffers = _Buffers()

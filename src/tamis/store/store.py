@@ -26,8 +26,9 @@ from ..wire import properties as properties_block
 from ..wire import record
 from ..wire.record import Draft
 from . import recovery, tables
+from ._walk import Rows
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from .commitlog import Appended, Chunk, CommitLog, IllegalMessage, Queue
+from .commitlog import Appended, Block, Chunk, CommitLog, IllegalMessage, Queue
 from .config import StoreConfig
 from .consumequeue import ConsumeQueue, Extension
 from .dispatch import Dispatcher, GroupFilter, parse_delay_levels
@@ -220,6 +221,16 @@ class Store:
             self.make_durable(end)
         return placed
 
+    def append_block(self, block: Block) -> Rows | None:
+        """As `append`, of a block; see `CommitLog.append_block`."""
+        self._check_can_append()
+        with self._appending:
+            edges = self._log.append_block(block, self._next_offsets, self._time())
+            end = self._log.end
+        if self.config.flush == "sync":
+            self.make_durable(end)
+        return edges
+
     def _time(self) -> int:
         """Milliseconds that never go back: the checkpoint goes by them."""
         self._last_time = max(self._last_time, int(self._now() * 1000))
@@ -361,10 +372,11 @@ class Store:
         queue_id: int,
         offset: int,
         wanted: TagFilter | SqlFilter | None = None,
+        end: int | None = None,
     ) -> int:
-        """How many messages from `offset` to the end match."""
+        """How many messages from `offset` up to `end`, or all there are, match."""
         queue = self._queues.get((topic, queue_id))
-        return 0 if queue is None else QueueReader(self._log, queue).count(offset, wanted)
+        return 0 if queue is None else QueueReader(self._log, queue).count(offset, wanted, end)
 
     def next_match(
         self,

@@ -22,6 +22,10 @@ class Connection:
         self._last_opaque = 0
         self._outstanding: set[int] = set()
 
+    def join(self, data: bytes) -> bytes:
+        """See `FrameReader.join`."""
+        return self._frames.join(data)
+
     def receive(self, data: bytes) -> list[Command]:
         """Requests, and answers to what was asked. Raises RemoteProtocolError."""
         found = [commands.decode(frame) for frame in self._frames.feed(data)]

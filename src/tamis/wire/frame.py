@@ -54,13 +54,22 @@ class FrameReader:
         """Bytes kept of a frame that is not whole yet."""
         return len(self._kept)
 
+    def join(self, data: bytes) -> bytes:
+        """What was kept, with `data` after it, to be fed again; nothing if that is kept too,
+        because it still has no whole frame."""
+        if not self._kept:
+            return data
+        self._kept += data
+        if len(self._kept) < self._wanted:
+            return b""
+        data, self._kept = bytes(self._kept), bytearray()
+        return data
+
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that end in `data`. Raises RemoteProtocolError for what can't be one."""
-        if self._kept:
-            self._kept += data
-            if len(self._kept) < self._wanted:
-                return []
-            data, self._kept = bytes(self._kept), bytearray()
+        data = self.join(data)
+        if not data:
+            return []
         frames = list[Frame]()
         at, size = 0, len(data)
         unpack = _HEAD.unpack_from

@@ -20,7 +20,7 @@ from ...store.files import DiskFull
 from ...store.store import Store
 from ...wire import properties as properties_block
 from ...wire.bodies import GroupConfig, Perm, TopicConfig, TopicFilterType
-from ...wire.codes import CommandFlag, ResponseCode
+from ...wire.codes import CommandFlag, RequestCode, ResponseCode
 from ...wire.command import Command
 from ...wire.frame import Encoding, frame
 from ...wire.headers import (
@@ -39,7 +39,7 @@ from ..stats import Stats
 from ..topics import NO_SENDING, RETRY_PREFIX, Topics, dead_letter_topic, retry_topic, why_illegal
 from ..transactions import Transactions
 
-__all__ = ["Sender"]
+__all__ = ["Sender", "born_host"]
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Sender:
         self._stats = stats
         self._now = now
         self._store_host = store_host
-        self._id_prefix = (store_host.address + store_host.port.to_bytes(4)).hex().upper()
+        self.id_prefix = (store_host.address + store_host.port.to_bytes(4)).hex().upper()
 
     # Sending.
 
@@ -215,7 +215,7 @@ class Sender:
         command = request.command
         if command.flag & CommandFlag.ONEWAY:
             return b""
-        message_id = f"{self._id_prefix}{place.log_offset:016X}"
+        message_id = f"{self.id_prefix}{place.log_offset:016X}"
         if command.encoding is Encoding.JSON:
             return self._fast_answer(command, message_id, queue_id, place.queue_offset)
         return request.encode(Answer(self._response(message_id, queue_id, place.queue_offset)))
@@ -246,6 +246,11 @@ class Sender:
         config = self._settings.config
         trace = "true" if config.trace else "false"
         return Answer(SendRefusal(region=config.region, trace_on=trace), code=code, remark=remark)
+
+    def refuse(self, peer: Peer, opaque: int, error: StoreError) -> bytes:
+        """The answer to a request whose message was taken by `_sends` and is not safe."""
+        request = Request(peer, Command(code=RequestCode.SEND_MESSAGE_V2, opaque=opaque))
+        return request.encode(self._refused(*self._why(error, 0)))
 
     def _why(self, error: StoreError, body: int) -> tuple[int, str]:
         if isinstance(error, IllegalMessage):
@@ -286,7 +291,7 @@ class Sender:
         except StoreError as error:
             return self._refused(*self._why(error, len(request.body)))
         self._stats.put(header.topic, len(placed), sum(place.size for place in placed))
-        ids = ",".join([f"{self._id_prefix}{place.log_offset:016X}" for place in placed])
+        ids = ",".join([f"{self.id_prefix}{place.log_offset:016X}" for place in placed])
         answer = Answer(self._response(ids, queue_id, placed[0].queue_offset if placed else 0))
         return self._when_synced(answer) if self._settings.config.flush == "sync" else answer
 
@@ -388,7 +393,7 @@ class Sender:
             log.warning("a reply was not stored: %s", error)
         return Answer(
             self._response(
-                f"{self._id_prefix}{placed.log_offset:016X}" if placed else "0",
+                f"{self.id_prefix}{placed.log_offset:016X}" if placed else "0",
                 max(header.queue_id, 0),
                 placed.queue_offset if placed else 0,
             ),

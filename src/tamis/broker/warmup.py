@@ -1,0 +1,114 @@
+"""Compiles what is compiled before the first request comes, not while it waits.
+
+numba compiles a loop when it is first called, which takes seconds, and keeps it for later ones;
+even then loading all of them takes some tenths of a second. Once a process, before its first broker
+serves, messages are sent through one that is thrown away.
+"""
+
+import logging
+import tempfile
+from dataclasses import replace
+from typing import Final
+
+from ..errors import Error
+from ..net.aio import connect
+from ..wire import beans, command, record
+from ..wire import headers as h
+from ..wire.bodies import ConsumerData, Heartbeat, Subscription
+from ..wire.codes import PullFlag, RequestCode
+from ..wire.command import Command
+from .config import BrokerConfig
+
+__all__ = ["compile_loops"]
+
+log = logging.getLogger(__name__)
+
+_COMPILING: Final = 120.0  # seconds, at the most, on a slow machine
+_begun = False
+
+
+async def compile_loops() -> None:
+    """Does nothing but once a process."""
+    global _begun
+    if _begun:
+        return
+    _begun = True
+    quiet = logging.getLogger("tamis.broker")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)
+    try:
+        with tempfile.TemporaryDirectory(prefix="tamis-") as root:
+            await _try_out(root)
+    except (OSError, Error) as error:
+        log.warning("the first messages will be slow: %s", error)
+    finally:
+        quiet.setLevel(level)
+
+
+async def _try_out(root: str) -> None:
+    from .broker import Broker  # which asks for this before it starts
+
+    config = BrokerConfig(
+        port=0,
+        bitmaps=True,
+        log_file_size=2**16,
+        queue_file_size=2000,
+        extension_file_size=2**16,
+        index_slots=64,
+        index_entries=256,
+    )
+    server = Broker(config, root)
+    await server.start()
+    try:
+        peer = await connect(server.address)
+
+        async def ask(code: int, header: h.Header | None, body: bytes = b"") -> None:
+            letters = code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+            fields = header.to_fields(letters=letters) if header is not None else None
+            await peer.ask(Command(code=code, fields=fields, body=body), _COMPILING)
+
+        sql = "a > 1 AND b = 'x'"
+        one = Subscription(topic="T", expression=sql, expression_type="SQL92")
+        group = ConsumerData(group="g", subscriptions=[one])
+        beat = Heartbeat(client_id="c", producers=[], consumers=[group])
+        await ask(RequestCode.HEART_BEAT, None, beans.encode(beat))
+        send = h.SendMessage(
+            producer_group="p",
+            topic="T",
+            default_topic="TBW102",
+            default_topic_queue_nums=1,
+            queue_id=0,
+            sys_flag=0,
+            born_timestamp=0,
+            flag=0,
+            properties="TAGS\x01t\x02KEYS\x01k\x02a\x012\x02b\x01x",
+        )
+        await ask(RequestCode.SEND_MESSAGE, send, b"1")
+        # in one piece: several at once go another way
+        fields = send.to_fields(letters=True)
+        several = Command(code=RequestCode.SEND_MESSAGE_V2, fields=fields, body=b"1")
+        peer.write(8 * command.encode(several))
+        batch = record.batch_item(b"1", b"a\x012")
+        await ask(RequestCode.SEND_BATCH_MESSAGE, replace(send, batch=True), batch)
+        for kind, expression in (("TAG", "*"), ("TAG", "t"), ("SQL92", sql)):
+            pull = h.PullMessage(
+                consumer_group="g",
+                topic="T",
+                queue_id=0,
+                queue_offset=0,
+                max_msg_nums=32,
+                sys_flag=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND,
+                suspend_timeout_millis=1000,
+                subscription=expression,
+                expression_type=kind,
+            )
+            await ask(RequestCode.PULL_MESSAGE, pull)
+        registered = replace(pull, sys_flag=0, subscription=None)
+        await ask(RequestCode.PULL_MESSAGE, registered)
+        query = h.QueryMessage(
+            topic="T", key="k", max_num=1, begin_timestamp=0, end_timestamp=2**62
+        )
+        await ask(RequestCode.QUERY_MESSAGE, query)
+        peer.close()
+    finally:
+        await server.close()
