@@ -21,9 +21,11 @@ PROGRESS_SECONDS = 5.0  # after which a pull that has looked further says so
 
 
 class Holdable(Protocol):
-    """`resume` gives whether it was answered; `expire` answers."""
+    """`resume` gives whether it was answered; `is_due`, that it is to be asked again at a sweep.
+    `expire` answers."""
 
     queue: Queue
+    is_due: bool
     held_since: float
     held_until: float
 
@@ -67,7 +69,7 @@ class Holds:
         if now >= pull.held_until or progressed:
             pull.expire()
             return True
-        return False
+        return pull.is_due and pull.resume()
 
     def drop(self, peer: Peer) -> None:
         """Its connection is gone."""

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import StoreError
 from ..net.aio import Peer
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 Finish = Callable[[Any, Appended | StoreError], bytes]
 
 
+_AT_ONCE: Final = 0.0005  # seconds: the loop may wait so long, others hardly notice
+
+
 class Intake:
     """`on_stored` is told after each append, to dispatch. `latest_flush` is how long one took."""
 
@@ -45,6 +48,7 @@ class Intake:
         self._disk = ThreadPoolExecutor(1, "tamis-disk") if sync else None
         self._is_idle = asyncio.Event()  # nothing is being synced
         self._is_idle.set()
+        self._disk_seconds = _AT_ONCE  # what a sync took lately
         self.backlog = 0  # messages put and not yet told of
         self.on_flush: Callable[[float], None] = lambda seconds: None
 
@@ -144,7 +148,8 @@ class Intake:
         for peer, parts in answers.items():
             peer.write(b"".join(parts))
 
-    # Sync flush: one after the other, each for all that came before it.
+    # Sync flush: one after the other, each for all that came before it. A disk that answers at once
+    # is waited for here, for a thread would take longer to be asked; any other, in a thread.
 
     def _wait_for_disk(self, tell: Callable[[StoreError | None], None]) -> None:
         self._unsynced.append(tell)
@@ -154,34 +159,40 @@ class Intake:
 
     def _sync_next(self) -> None:
         waiting, self._unsynced = self._unsynced, []
-        if waiting and self._disk is not None:
-            self._disk.submit(self._sync_for, waiting)
-        else:
+        if not waiting or self._disk is None:
             self._is_idle.set()
+        elif self._disk_seconds < _AT_ONCE:
+            self._synced(waiting, self._try_sync())
+        else:
+            self._disk.submit(self._sync_for, waiting)
 
     def _sync_for(self, waiting: list[Callable[[StoreError | None], None]]) -> None:
         """In the disk's thread. No futures: they would take longer than the disk (bench_broker)."""
-        failed: StoreError | None = None
+        self._loop.call_soon_threadsafe(self._synced, waiting, self._try_sync())
+
+    def _try_sync(self) -> StoreError | None:
         try:
             self._sync_log()
         except StoreError as error:
-            failed = error
+            return error
         except Exception as error:
             log.exception("the log could not be synced")
-            failed = StoreError(f"{type(error).__name__}: {error}")
-        self._loop.call_soon_threadsafe(self._synced, waiting, failed)
+            return StoreError(f"{type(error).__name__}: {error}")
+        return None
 
     def _synced(
         self, waiting: list[Callable[[StoreError | None], None]], failed: StoreError | None
     ) -> None:
-        self._sync_next()
         for tell in waiting:
             tell(failed)
+        self._loop.call_soon(self._sync_next)
 
     def _sync_log(self) -> None:
         started = time.monotonic()
         self._store.make_durable()
-        self.on_flush(time.monotonic() - started)
+        took = time.monotonic() - started
+        self._disk_seconds += (took - self._disk_seconds) / 8
+        self.on_flush(took)
 
     async def close(self) -> None:
         """When nobody puts any more: all are told."""

@@ -100,8 +100,11 @@ class Topics(Mapping[str, TopicConfig]):
                     "the topic %s was not saved; it has messages in %d queues", topic, queues
                 )
             if known is None:
+                # it had these, and may have had more, which producers still know of
+                own = topic in NO_SENDING or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+                count = queues if own else max(queues, config.default_queues)
                 self._topics[topic] = TopicConfig(
-                    name=topic, read_queues=queues, write_queues=queues, perm=_READ_WRITE
+                    name=topic, read_queues=count, write_queues=count, perm=_READ_WRITE
                 )
 
     def __getitem__(self, topic: str) -> TopicConfig:

@@ -125,6 +125,11 @@ class Peer(asyncio.Protocol):
             self.last_active = time.monotonic()
             self._transport.write(data)
 
+    @property
+    def is_full(self) -> bool:
+        """It does not read what it is sent: nothing large should be added."""
+        return self._is_full
+
     def postpone(self, requests: list[Command]) -> bool:
         """If it is not reading: they come again when it does. Gives whether they will."""
         if self._is_full:

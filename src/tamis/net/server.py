@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 120.0  # without a byte either way a connection is closed, as RocketMQ does
 _SCAN_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 1.0  # for peers to take their last answers when the server closes
-_WRITE_SIZE: Final = 4 * 2**10  # bytes of answers to gather for one write
+_WRITE_SIZE: Final = 256 * 2**10  # bytes of answers to gather for one write
 MOST_CONNECTIONS: Final = 20_000
 _ONEWAY, _RESPONSE = int(CommandFlag.ONEWAY), int(CommandFlag.RESPONSE)  # plain: they are hot
 

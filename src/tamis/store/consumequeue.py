@@ -79,15 +79,14 @@ class ConsumeQueue:
         return data.view(UNIT)
 
     def stretch(self, offset: int, end: int) -> "Stretch | None":
-        """Units from `offset` to `end`, as many as are there and in one file, for compiled loops;
-        None if there are none."""
+        """Units from `offset` on, for compiled loops: up to `end`, which is at most `max_offset`,
+        and as many as are in one file; None if there is no such file."""
         found = self.sequence.find(offset * UNIT_SIZE)
-        end = min(end, self.max_offset)
-        if found is None or offset >= end:
+        if found is None:
             return None
         file, start = found
         at = offset * UNIT_SIZE - start
-        count = min(end - offset, (self.sequence.file_size - at) // UNIT_SIZE)
+        count = min(end - offset, (file.size - at) // UNIT_SIZE)
         return Stretch(file, at, file.address + at, count)
 
     def next_file(self, offset: int) -> QueueOffset:

@@ -145,11 +145,11 @@ class FileSequence:
 
     def find(self, offset: int) -> tuple[File, int] | None:
         """The file that `offset` lies in, and where it begins."""
-        table = self._table
-        index = table.find(offset)
-        if index < 0 or offset >= table.starts[index] + self.file_size:
+        starts, files, _ = self._table
+        index = bisect_right(starts, offset) - 1
+        if index < 0 or offset >= starts[index] + self.file_size:
             return None
-        return table.files[index], table.starts[index]
+        return files[index], starts[index]
 
     @property
     def table(self) -> Table:

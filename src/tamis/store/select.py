@@ -213,7 +213,7 @@ class QueueReader:
         return Selection(status, records, QueueOffset(at), low, high, *told)
 
     def count(self, offset: int, wanted: Wanted = None, end: int | None = None) -> int:
-        """How many messages from `offset` up to `end`, or all there are, match: the lag, exactly."""
+        """How many messages from `offset` up to `end`, or to the last, match: the lag, exactly."""
         return sum(len(found) for _, found in self._matches(offset, wanted, end))
 
     def next_match(self, offset: int, wanted: Wanted = None) -> QueueOffset | None:

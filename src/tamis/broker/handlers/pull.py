@@ -42,9 +42,12 @@ from ..verdicts import Verdicts
 __all__ = ["Pull", "Puller"]
 
 _SLICE_SECONDS: Final = 0.004  # of looking for a match, before others are served
-_READ: Final = int(Perm.READ)  # plain numbers: an IntFlag's `&` takes a microsecond
+# For each pull: an IntFlag's `&` takes a microsecond, looking a member up a tenth of one.
+_READ: Final = int(Perm.READ)
 _COMMIT_OFFSET, _SUSPEND = int(PullFlag.COMMIT_OFFSET), int(PullFlag.SUSPEND)
 _SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
+_FOUND: Final = Status.FOUND
+_SUCCESS: Final = ResponseCode.SUCCESS
 _FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 Wanted = TagFilter | SqlFilter | None
@@ -110,7 +113,7 @@ class Puller:
         if topic is None:
             why = f"topic[{header.topic}] not exist, apply first please!{_FAQ}"
             raise ResponseError(ResponseCode.TOPIC_NOT_EXIST, why)
-        if not topic.perm & _READ:
+        if not int(topic.perm) & _READ:
             why = f"the topic[{header.topic}] pulling message is forbidden"
             raise ResponseError(ResponseCode.NO_PERMISSION, why)
         if not 0 <= header.queue_id < topic.read_queues:
@@ -217,7 +220,8 @@ class Pull:
     """One pull, from its first look to its answer."""
 
     __slots__ = ("_at", "_by", "_header", "_request", "_source", "_wanted", "held_since",
-                 "held_until", "queue")  # fmt: skip
+                 "held_until", "is_due",
+        "queue")  # fmt: skip
 
     def __init__(
         self, by: Puller, header: PullMessage, request: Request, wanted: Wanted, source: object
@@ -230,6 +234,7 @@ class Pull:
         self._at = header.queue_offset  # from where to look
         self.queue: Queue = (header.topic, header.queue_id)
         self.held_since = self.held_until = 0.0
+        self.is_due = False
 
     @property
     def peer(self) -> Peer:
@@ -242,6 +247,8 @@ class Pull:
     def first(self) -> PullResult:
         """The answer, unless it is to come later."""
         selection = self._select()
+        if selection.status is _FOUND:
+            return self._answer(selection)
         if self._is_to_go_on(selection):
             return self._go_on(selection)
         if self._is_to_be_held(selection):
@@ -258,21 +265,33 @@ class Pull:
 
     def resume(self) -> bool:
         """Its queue has grown; whether it was answered."""
+        self.is_due = self.peer.is_full  # then later: what it does not read would pile up here
+        if self.is_due:
+            return False
         try:
-            self._by._check(self._header, self._request)
-            wanted, source = self._by._filter(self._header)
+            self._look_up_filter()
         except ResponseError as error:
             self._request.answer(Answer(code=error.code, remark=error.remark))
             return True
-        if source is not self._source:  # what was passed over, the new filter may want
-            self._wanted, self._source, self._at = wanted, source, self._header.queue_offset
         selection = self._select()
         if selection.status in (Status.NO_MATCHED_MESSAGE, Status.OFFSET_OVERFLOW_ONE):
             return False
         self._request.answer(self._answer(selection))
         return True
 
+    def _look_up_filter(self) -> None:
+        """As it is now. If it is another, it may want what was passed over."""
+        self._by._check(self._header, self._request)
+        wanted, source = self._by._filter(self._header)
+        if source is not self._source:
+            self._wanted, self._source, self._at = wanted, source, self._header.queue_offset
+
     def expire(self) -> None:
+        try:
+            self._look_up_filter()
+        except ResponseError as error:
+            self._request.answer(Answer(code=error.code, remark=error.remark))
+            return
         status = Status.NO_MATCHED_MESSAGE if self.has_progressed else Status.OFFSET_OVERFLOW_ONE
         selection = self._select_at_end(status)
         self._request.answer(self._answer(selection))
@@ -310,6 +329,7 @@ class Pull:
             and not self._request.peer.is_closed
         ):
             await asyncio.sleep(0)
+            self._look_up_filter()
             selection = self._select()
         if selection.status is Status.OFFSET_OVERFLOW_ONE:  # it got to the end meanwhile
             selection = selection._replace(status=Status.NO_MATCHED_MESSAGE)
@@ -325,15 +345,15 @@ class Pull:
         if count:
             self._by.stats.got(self._header.topic, self._header.consumer_group, count, len(body))
         code = self._code(selection)
+        remark = _REMARKS[selection.status]
         offsets = selection.next_offset, selection.min_offset, selection.max_offset
         if self._request.command.encoding is Encoding.JSON:
-            json = _json(code, selection.status) % offsets
-            return Answer(None, body, code, _REMARKS[selection.status], json)
-        return Answer(_response(*offsets), body, code, _REMARKS[selection.status])
+            return Answer(None, body, code, remark, _json(code, remark) % offsets)
+        return Answer(_response(*offsets), body, code, remark)
 
     def _code(self, selection: Selection) -> ResponseCode:
-        if selection.status is Status.FOUND:  # mostly
-            return ResponseCode.SUCCESS
+        if selection.status is _FOUND:  # mostly
+            return _SUCCESS
         match selection.status:
             case Status.NO_MATCHED_MESSAGE | Status.MESSAGE_WAS_REMOVING:
                 return ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -386,7 +406,7 @@ def _response(following: int, low: int, high: int) -> PullMessageResponse:
 
 
 @cache
-def _json(code: ResponseCode, status: Status) -> bytes:
+def _json(code: ResponseCode, remark: str) -> bytes:
     """The header of an answer, with places for the offsets of `_response` and the opaque."""
     marks = (111_111_111, 222_222_222, 333_333_333, 444_444_444)
     command = Command(
@@ -394,7 +414,7 @@ def _json(code: ResponseCode, status: Status) -> bytes:
         opaque=marks[3],
         flag=CommandFlag.RESPONSE,
         fields=_response(*marks[:3]).to_fields(),
-        remark=_REMARKS[status],
+        remark=remark,
     )
     header = commands.encode(command)[8:]
     for mark in marks[:3]:
