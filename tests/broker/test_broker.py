@@ -52,7 +52,7 @@ def test_a_topic_whose_making_was_not_saved_is_not_lost_with_a_crash(tmp_path: P
         (tmp_path / "config" / "topics.json").unlink()
         (tmp_path / "config" / "topics.json.bak").unlink(missing_ok=True)
         async with running(tmp_path) as (broker, _):
-            assert broker.topics["T"].read_queues == 8
+            assert broker.topics["T"].read_queues == 3
 
     run(scene())
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final
 
 from ..message import DELAY_TOPIC, HALF_TOPIC
 from ..store import tables
+from ..wire import beans, fastjson
 from ..wire.bodies import Perm, TopicConfig
 from .config import BrokerConfig
 
@@ -45,6 +47,7 @@ NO_SENDING: Final = frozenset(
 )
 _SYSTEM_TOPICS: Final = NO_SENDING | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 _DELETED: Final = "tamis.deleted.json"  # beside RocketMQ's tables; it leaves that alone
+_JOURNAL: Final = "tamis.topics.log"  # likewise
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 _READ_WRITE: Final = Perm.READ | Perm.WRITE
 
@@ -88,8 +91,14 @@ class Topics(Mapping[str, TopicConfig]):
         self._now = now
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
         self._topics, self.version = tables.load_topics(folder)
-        self._topics |= _made_at_start(config)
+        self._journal = _Journal(folder / _JOURNAL)
         deleted = (tables.read_table(folder / _DELETED) or {}).get("topics", [])
+        for name, change in self._journal.read():
+            if change is not None:
+                self._topics[name] = change
+            elif self._topics.pop(name, None) is not None:
+                deleted.append(name)
+        self._topics |= _made_at_start(config)
         self._deleted: set[str] = {topic for topic in deleted if topic not in self._topics}
         for topic, queues in stored.items():
             known = self._topics.get(topic)
@@ -100,11 +109,8 @@ class Topics(Mapping[str, TopicConfig]):
                     "the topic %s was not saved; it has messages in %d queues", topic, queues
                 )
             if known is None:
-                # it had these, and may have had more, which producers still know of
-                own = topic in NO_SENDING or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
-                count = queues if own else max(queues, config.default_queues)
                 self._topics[topic] = TopicConfig(
-                    name=topic, read_queues=count, write_queues=count, perm=_READ_WRITE
+                    name=topic, read_queues=queues, write_queues=queues, perm=_READ_WRITE
                 )
 
     def __getitem__(self, topic: str) -> TopicConfig:
@@ -129,6 +135,7 @@ class Topics(Mapping[str, TopicConfig]):
         old = self._topics.get(topic.name)
         self._topics[topic.name] = topic
         self._deleted.discard(topic.name)
+        self._journal.note(topic.name, topic)
         log.info("topic %s: %s", topic.name, "made" if old is None else f"changed from {old}")
         self._changed(topic)
 
@@ -136,6 +143,7 @@ class Topics(Mapping[str, TopicConfig]):
         if self._topics.pop(topic, None) is None:
             return False
         self._deleted.add(topic)
+        self._journal.note(topic, None)
         log.info("topic %s: deleted", topic)
         self._changed(None)
         return True
@@ -179,13 +187,52 @@ class Topics(Mapping[str, TopicConfig]):
     def snapshot(self) -> Callable[[], None]:
         """What saves the table as it is now; may be called in another thread."""
         topics, version, deleted = dict(self._topics), self.version, sorted(self._deleted)
+        noted = self._journal.count
 
         def save() -> None:
             tables.save_topics(self._folder, topics, version)
+            self._journal.forget(noted)
             if deleted or (self._folder / _DELETED).exists():
                 tables.write_table(self._folder / _DELETED, {"topics": deleted})
 
         return save
+
+
+class _Journal:
+    """Changes since the table was last saved, a line each: with the operating system before the
+    first message of a new topic is acknowledged, so that a kill of the process loses no topic."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # `forget` is called where tables are saved
+        self.count = 0  # lines noted
+
+    def read(self) -> Iterator[tuple[str, TopicConfig | None]]:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                found = fastjson.loads(line)
+                change = found.get("topic")
+                yield found["name"], change and beans.from_json(TopicConfig, change)
+            except (ValueError, KeyError, AttributeError):
+                log.warning("%s: passed over: %r", self._path, line[:80])
+
+    def note(self, name: str, topic: TopicConfig | None) -> None:
+        line = fastjson.render({"name": name, "topic": topic and beans.to_json(topic)}) + "\n"
+        with self._lock:
+            self.count += 1
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(line.encode())
+
+    def forget(self, count: int) -> None:
+        """All of them, if there are none but these: they are in the table now."""
+        with self._lock:
+            if self.count == count:
+                self._path.unlink(missing_ok=True)
 
 
 def _made_at_start(config: BrokerConfig) -> dict[str, TopicConfig]:
