@@ -20,6 +20,9 @@ __all__ = ["BrokerConfig", "Settings", "Switch"]
 log = logging.getLogger(__name__)
 
 
+_READ, _WRITE = int(Perm.READ), int(Perm.WRITE)
+
+
 @dataclass(frozen=True, slots=True)
 class Switch:
     """RocketMQ's name of a setting; whether it can be changed while the broker runs."""
@@ -139,11 +142,11 @@ class BrokerConfig:
 
     @property
     def is_readable(self) -> bool:
-        return bool(self.permission & Perm.READ)
+        return bool(self.permission & _READ)
 
     @property
     def is_writable(self) -> bool:
-        return bool(self.permission & Perm.WRITE)
+        return bool(self.permission & _WRITE)
 
     @classmethod
     def from_text(cls, values: dict[str, str]) -> "BrokerConfig":

@@ -20,6 +20,7 @@ from .frame import Encoding, Frame, frame
 __all__ = ["Command", "Fields", "decode", "encode"]
 
 Fields = dict[str, str]
+_RESPONSE, _ONEWAY = int(CommandFlag.RESPONSE), int(CommandFlag.ONEWAY)  # plain: they are hot
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,11 +39,11 @@ class Command:
 
     @property
     def is_response(self) -> bool:
-        return bool(self.flag & CommandFlag.RESPONSE)
+        return bool(self.flag & _RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        return bool(self.flag & CommandFlag.ONEWAY)
+        return bool(self.flag & _ONEWAY)
 
 
 def decode(raw: Frame) -> Command:

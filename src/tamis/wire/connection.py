@@ -13,6 +13,8 @@ from .frame import MAX_FRAME, FrameReader
 
 __all__ = ["Connection"]
 
+_RESPONSE = int(CommandFlag.RESPONSE)  # plain: an IntFlag takes a microsecond to be asked
+
 
 class Connection:
     """Not for several threads. After a RemoteProtocolError it is of no more use."""
@@ -30,7 +32,7 @@ class Connection:
         """Requests, and answers to what was asked. Raises RemoteProtocolError."""
         found = [commands.decode(frame) for frame in self._frames.feed(data)]
         if not self._outstanding:
-            return [one for one in found if not one.flag & CommandFlag.RESPONSE]
+            return [one for one in found if not one.flag & _RESPONSE]
         return [one for one in found if not one.is_response or self.settle(one.opaque)]
 
     def ask(self, request: Command) -> tuple[int, bytes]:

@@ -52,20 +52,23 @@ class Header:
     @classmethod
     def from_fields(cls, source: Fields | None, *, letters: bool = False) -> Self:
         """Raises ResponseError if a field is missing or is no number: what to answer."""
-        source = source or {}
+        table, needed = _readers(cls, letters)
         values: dict[str, Any] = {}
-        for name, wire, letter, read, _, needed in _columns(cls):
-            key = letter if letters else wire
-            text = source.get(key)
-            if text is not None:
+        for key, text in source.items() if source else ():
+            column = table.get(key)
+            if column is not None:
+                name, read = column
                 try:
-                    values[name] = read(text)
+                    values[name] = text if read is None else read(text)
                 except ValueError:
                     why = f"{cls.__name__}: {key} = {text!r:.40} is not a number it takes"
                     raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
-            elif needed:
-                why = f"{cls.__name__}: the field {key} is missing"
-                raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+        if not needed <= values.keys():
+            lacks = sorted(
+                key for key, (name, _) in table.items() if name in needed - values.keys()
+            )
+            why = f"{cls.__name__}: the field {lacks[0]} is missing"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
         return cls(**values)
 
 
@@ -82,6 +85,25 @@ def _columns(header: type[Header]) -> tuple[_Column, ...]:
             _column(header, field.name, hints[field.name], field.default is MISSING)
             for field in fields(header)
         )
+    return found
+
+
+_Readers = tuple[dict[str, tuple[str, Callable[[str], Any] | None]], frozenset[str]]
+_READERS: Final[dict[tuple[type[Header], bool], _Readers]] = {}
+
+
+def _readers(header: type[Header], letters: bool) -> _Readers:
+    """By a field's name on the wire, its name and how to read it, None for text as it is; and the
+    names of those that are needed. Hot: it is a fourth of what a small request costs."""
+    found = _READERS.get((header, letters))
+    if found is None:
+        columns = _columns(header)
+        table = {
+            (letter if letters else wire): (name, None if read is str else read)
+            for name, wire, letter, read, _, _ in columns
+        }
+        needed = frozenset(name for name, *_, needed in columns if needed)
+        found = _READERS[header, letters] = (table, needed)
     return found
 
 
