@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: help install test demo lint types format crash bench lock clean
+.PHONY: help install test demo lint types format crash soak bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -37,9 +37,13 @@ format: install  ## put the format right
 crash: install  ## a thousand disasters on a store, each followed by recovery; TAMIS_CRASH_SEED=n for one
 	TAMIS_CRASHES=1000 TAMIS_KILLS=20 $(BIN)/python -m pytest tests/store/test_crashes.py
 
-bench: install  ## measure; the filter engines beside Apache's (needs Java and Maven)
+soak: install  ## ten minutes of producers, filtered consumers, members that come and go
+	$(BIN)/python benchmarks/soak.py
+
+bench: install  ## measure; filter engines and broker beside Apache's (needs Java and Maven)
 	$(BIN)/python benchmarks/bench_filter.py
 	$(BIN)/python benchmarks/bench_store.py
+	$(BIN)/python benchmarks/bench_broker.py
 
 lock:  ## choose versions anew; needs uv
 	uv pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes \
