@@ -44,7 +44,7 @@ HEAVY = {
     "numpy": ("store/", "broker/_sends", "spark/", "testing", *COLUMNAR),
     "pyarrow": ("store/", "spark/", *COLUMNAR),
     "numba": ("store/", *COLUMNAR),
-    "llvmlite": COLUMNAR,
+    "llvmlite": ("store/_crc", *COLUMNAR),
 }
 
 MODULES = sorted(path.relative_to(SRC) for path in SRC.rglob("*.py"))

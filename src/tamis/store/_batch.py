@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..filter.engines.memory import Address, Int, compiled, inlined, load1
-from ._walk import Rows, crc_of, int2, int4
+from ._crc import crc_of
+from ._walk import Rows, int2, int4
 
 __all__ = ["Part", "Share", "encode_batch", "encode_block", "measure_batch", "put4", "put8"]
 

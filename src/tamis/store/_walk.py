@@ -6,13 +6,13 @@ queues and index are made from. Nothing is copied out of the log.
 
 from enum import IntEnum
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from ..filter.engines.memory import Address, Int, compiled, inlined, load1, load8
 from ..wire.record import BLANK_MAGIC, MAGIC
+from ._crc import crc_of
 
 __all__ = [
     "REASONS",
@@ -20,7 +20,6 @@ __all__ = [
     "End",
     "Rows",
     "are_sound",
-    "crc_of",
     "crcs_and_times",
     "extension_end",
     "find_record",
@@ -83,20 +82,6 @@ _TOPIC_AT, _TOPIC_SIZE, _PROPERTIES_AT, _PROPERTIES_SIZE = range(6, 10)
 _MAGIC, _BLANK_MAGIC, _MAGIC_OF_5 = MAGIC, BLANK_MAGIC, 0xDAA320AB
 _STOP, _ROWS, _BLANK, _NOTHING, _BAD_MAGIC, _BAD_SIZE, _BAD_OFFSET = map(int, list(End)[:7])
 _BAD_CRC, _VERSION = map(int, list(End)[7:9])
-
-
-def _crc_tables() -> npt.NDArray[np.uint32]:
-    """For eight bytes at a time: table k is what a byte does k bytes later."""
-    tables = np.zeros((8, 256), dtype=np.uint32)
-    for byte in range(256):  # what crc32 makes of a byte, without its start and end values
-        tables[0, byte] = crc32(bytes((byte ^ 0xFF,))) ^ 0xFFFFFFFF ^ 0x00FFFFFF
-    for k in range(1, 8):
-        previous = tables[k - 1]
-        tables[k] = (previous >> 8) ^ tables[0][previous & 0xFF]
-    return tables
-
-
-_CRC = _crc_tables()
 
 
 @compiled
@@ -183,30 +168,6 @@ def int8(at: Address) -> Int:
 
 _8, _16, _32 = np.uint64(8), np.uint64(16), np.uint64(32)
 _ODD, _ODD_PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
-
-
-@compiled
-def crc_of(at: Address, length: Int) -> Int:
-    crc = np.uint32(0xFFFFFFFF)
-    end = at + length
-    low_byte = np.uint64(0xFF)
-    while at + 8 <= end:
-        word = load8(at) ^ np.uint64(crc)
-        crc = (
-            _CRC[7, word & low_byte]
-            ^ _CRC[6, (word >> np.uint64(8)) & low_byte]
-            ^ _CRC[5, (word >> np.uint64(16)) & low_byte]
-            ^ _CRC[4, (word >> np.uint64(24)) & low_byte]
-            ^ _CRC[3, (word >> np.uint64(32)) & low_byte]
-            ^ _CRC[2, (word >> np.uint64(40)) & low_byte]
-            ^ _CRC[1, (word >> np.uint64(48)) & low_byte]
-            ^ _CRC[0, word >> np.uint64(56)]
-        )
-        at += 8
-    while at < end:
-        crc = np.uint32(crc >> np.uint32(8)) ^ _CRC[0, (np.int64(crc) ^ load1(at)) & 0xFF]
-        at += 1
-    return np.int64(crc) ^ 0xFFFFFFFF
 
 
 @compiled
