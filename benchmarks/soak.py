@@ -29,18 +29,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from broker.load import (
-    Child,
-    Group,
-    Journal,
-    Member,
-    Producer,
-    close,
-    create_topic,
-    finish,
-    groups_on,
-    until,
-)
+from broker.asking import close, create_topic, until
+from broker.child import Child
+from broker.load import Group, Journal, Member, Producer, finish, groups_on
 
 from tamis.net import aio
 

@@ -41,7 +41,7 @@ COLUMNAR = (
 )
 HEAVY = {
     "pyspark": ("spark/", "pipeline/", "filter/engines/catalyst"),
-    "numpy": ("store/", "broker/_sends", "spark/", "testing", *COLUMNAR),
+    "numpy": ("store/", "broker/_send", "spark/", "testing", *COLUMNAR),
     "pyarrow": ("store/", "spark/", *COLUMNAR),
     "numba": ("store/", *COLUMNAR),
     "llvmlite": ("store/_crc", *COLUMNAR),

@@ -1,4 +1,4 @@
-"""A load on a broker, and a broker in a process of its own to put it on.
+"""A load on a broker: producers, members of groups, and a journal of what they did.
 
 A message's body says whose it is and which one; its tag and properties follow from that, so that
 who is to get it is known without keeping it. What is kept is a few bytes a message: a soak sends
@@ -9,17 +9,23 @@ from what its group has committed; both come back when their connection is gone.
 import asyncio
 import contextlib
 import random
-import re
-import signal
-import subprocess
-import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from broker.asking import (
+    PATIENCE,
+    Refused,
+    ask,
+    close,
+    command,
+    messages_of,
+    pull_request,
+    send_request,
+)
 
 from tamis.message import StoredMessage
 from tamis.net import aio
@@ -31,30 +37,22 @@ from tamis.wire.bodies import (
     Heartbeat,
     ProducerData,
     Subscription,
-    TopicRoute,
 )
-from tamis.wire.codes import PullFlag, RequestCode, ResponseCode
+from tamis.wire.codes import RequestCode, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.frame import Encoding
 from tamis.wire.headers import (
-    CreateTopic,
     EndTransaction,
-    GetRoute,
-    Header,
     OfConsumerGroup,
     OffsetResponse,
-    PullMessage,
     PullMessageResponse,
     QueryConsumerOffset,
-    SendMessage,
     SendMessageBack,
     SendMessageResponse,
     UnregisterClient,
     UpdateConsumerOffset,
-    ViewMessage,
 )
 
-PATIENCE = 20.0  # seconds
 _RECONNECT = 0.05
 _HOLD = 10.0  # seconds a pull may wait at the broker
 _COMMIT, _ROLLBACK = 8, 12
@@ -126,124 +124,6 @@ def groups_on(topic: str, queues: int) -> list[Group]:
         Group("sql", topic, queues, sql, "SQL92", by_sql),
         Group("own-sql", topic, queues, sql, "SQL92", by_sql, own=True),
     ]
-
-
-# Requests.
-
-
-class Refused(Exception):
-    def __init__(self, request: int, answer: Command) -> None:
-        super().__init__(f"request {request}: {answer.code} {answer.remark}")
-        self.code = answer.code
-
-
-def command(
-    header: Header | None, code: int = 0, body: bytes = b"", encoding: Encoding = Encoding.JSON
-) -> Command:
-    code = code or (header.CODE if header is not None else 0)
-    letters = code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
-    fields = header.to_fields(letters=letters) if header is not None else None
-    return Command(code=code, fields=fields, body=body, encoding=encoding)
-
-
-async def ask(peer: Peer, request: Command, timeout: float = PATIENCE) -> Command:
-    """Raises Refused, ConnectionError or TimeoutError."""
-    answer = await peer.ask(request, timeout)
-    if answer.code != ResponseCode.SUCCESS:
-        raise Refused(request.code, answer)
-    return answer
-
-
-def send_request(
-    topic: str,
-    queue_id: int,
-    body: bytes,
-    more: dict[str, str] | None = None,
-    *,
-    encoding: Encoding = Encoding.JSON,
-    queues: int = 4,
-) -> Command:
-    header = SendMessage(
-        producer_group="load",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=queues,
-        queue_id=queue_id,
-        sys_flag=0,
-        born_timestamp=int(time.time() * 1000),
-        flag=0,
-        properties=properties.encode(more or {}),
-    )
-    return command(header, RequestCode.SEND_MESSAGE_V2, body, encoding)
-
-
-def pull_request(
-    group: str,
-    topic: str,
-    queue_id: int,
-    offset: int,
-    *,
-    hold: float = 0.0,
-    commit: bool = False,
-    expression: str | None = "*",
-    expression_type: str = "TAG",
-) -> Command:
-    """Without an expression it is the group's."""
-    flags = PullFlag.SUSPEND if hold else PullFlag(0)
-    flags |= PullFlag.COMMIT_OFFSET if commit else PullFlag(0)
-    flags |= PullFlag.SUBSCRIPTION if expression is not None else PullFlag(0)
-    header = PullMessage(
-        consumer_group=group,
-        topic=topic,
-        queue_id=queue_id,
-        queue_offset=offset,
-        max_msg_nums=32,
-        sys_flag=flags,
-        commit_offset=offset,
-        suspend_timeout_millis=int(hold * 1000),
-        subscription=expression,
-        sub_version=0 if expression is not None else 1,
-        expression_type=expression_type,
-    )
-    return command(header)
-
-
-async def create_topic(peer: Peer, topic: str, queues: int) -> None:
-    header = CreateTopic(
-        topic=topic,
-        default_topic="TBW102",
-        read_queue_nums=queues,
-        write_queue_nums=queues,
-        perm=6,
-        topic_filter_type="SINGLE_TAG",
-    )
-    await ask(peer, command(header))
-
-
-async def view(peer: Peer, message_id: str) -> StoredMessage:
-    header = ViewMessage(offset=int(message_id[-16:], 16))
-    return record.decode((await ask(peer, command(header))).body)
-
-
-async def route(nameserver: Peer, topic: str) -> TopicRoute:
-    header = GetRoute(topic=topic, accept_standard_json_only=True)
-    return beans.decode(TopicRoute, (await ask(nameserver, command(header))).body)
-
-
-def messages_of(body: bytes) -> Iterator[StoredMessage]:
-    at = 0
-    while at < len(body):
-        yield record.decode(body, at)
-        at += record.record_size(body, at)
-
-
-async def until(
-    condition: Callable[[], bool], state: Callable[[], object], patience: float = PATIENCE
-) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"still not so after {patience:g} s: {state()}"
-        await asyncio.sleep(0.01)
 
 
 # What was sent and what came.
@@ -520,11 +400,6 @@ class Producer:
         self.on_ack(Ack(one, answer.queue_id, answer.queue_offset, message_id))
 
 
-async def close(peer: Peer) -> None:
-    peer.close()
-    await until(lambda: peer.is_closed, lambda: f"{peer} is open")
-
-
 # Members of groups.
 
 
@@ -711,72 +586,6 @@ _GOOD = (
     ResponseCode.PULL_NOT_FOUND,
     ResponseCode.PULL_RETRY_IMMEDIATELY,
 )
-
-
-# A broker in a process of its own.
-
-
-class Child:
-    """`tamis up`, killed and started again on the same directory and ports."""
-
-    def __init__(self, directory: Path, *options: str) -> None:
-        self.directory = directory
-        self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ports = ("0", "0", "0")  # broker, name server, metrics
-        self.broker = self.nameserver = self.metrics = ""
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        return (self.directory / "err").read_text()
-
-    async def start(self, patience: float = 6 * PATIENCE) -> None:
-        """Patience for the compiler: the first time on a machine takes a while."""
-        said = self.directory / "out"
-        line = [str(Path(sys.executable).with_name("tamis")), "up"]
-        line += ["--data", str(self.directory / "data"), "--port", self._ports[0]]
-        line += ["--nameserver-port", self._ports[1], "--metrics-port", self._ports[2]]
-        with said.open("wb") as out, (self.directory / "err").open("ab") as err:
-            self._process = subprocess.Popen(
-                [*line, *self._options], stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
-        child = self._process
-        await until(
-            lambda: b"\n" in said.read_bytes() or child.poll() is not None,
-            lambda: self.log[-2000:],
-            patience,
-        )
-        found = re.search(r"server (\S+), broker (\S+) .*metrics (http://\S+)", said.read_text())
-        assert found, f"{said.read_text()}\n{self.log[-2000:]}"
-        self.nameserver, self.broker, self.metrics = found.groups()
-        addresses = (self.broker, self.nameserver, self.metrics.removesuffix("/metrics"))
-        self._ports = tuple(one.rpartition(":")[2] for one in addresses)  # type: ignore[assignment]
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    async def stop(self) -> int:
-        """In good order; its exit code."""
-        assert self._process is not None
-        process = self._process
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(AssertionError):
-            await until(lambda: process.poll() is not None, lambda: "it runs")
-        if process.poll() is None:
-            process.kill()
-        return process.wait()
-
-    def end(self) -> None:
-        """Whatever it is doing."""
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
 
 
 async def finish(*tasks: "asyncio.Task[Any]") -> None:

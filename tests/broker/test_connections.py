@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker.load import (
+from broker.asking import (
     PATIENCE,
     ask,
     close,

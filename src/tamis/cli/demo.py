@@ -1,7 +1,8 @@
 """`tamis demo`: a broker, orders, and groups that have them filtered; what each got, and why.
 
 `play` is the demo with any client. The command gives it ours, which is no more than a loop of
-pulls; `examples/orders/run.py` gives it Apache's.
+pulls; `examples/orders/run.py` gives it Apache's. (Long for a file: the loop goes when there is a
+client of ours.)
 """
 
 import asyncio

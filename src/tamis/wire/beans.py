@@ -27,7 +27,7 @@ from typing import (
 
 from . import fastjson
 from .fastjson import ObjectKey
-from .headers import camel
+from .fields import camel
 
 __all__ = ["decode", "encode", "from_json", "to_json"]
 
