@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tamis.errors import ResponseError
 from tamis.wire import command, headers
+from tamis.wire import fields as wire_fields
 from tamis.wire.codes import RequestCode
 from tamis.wire.command import Command
 from tamis.wire.frame import Encoding, FrameReader
@@ -66,7 +67,7 @@ def test_a_header_comes_back_over_the_wire(kind: type[Header], data: st.DataObje
 
 @each_header
 def test_the_names_of_a_header_are_apart(kind: type[Header]) -> None:
-    columns = fields._columns(kind)
+    columns = wire_fields._columns(kind)
     assert len({wire for _, wire, *_ in columns}) == len(columns)
     assert len({letter for _, _, letter, *_ in columns}) == len(columns)
 
@@ -75,7 +76,7 @@ def test_the_names_of_a_header_are_apart(kind: type[Header]) -> None:
 @settings(max_examples=20)
 @given(st.data())
 def test_any_fields_are_a_header_or_an_answer(kind: type[Header], data: st.DataObject) -> None:
-    names = [wire for _, wire, *_ in fields._columns(kind)]
+    names = [wire for _, wire, *_ in wire_fields._columns(kind)]
     texts = st.text() | st.integers().map(str) | st.sampled_from(["true", "1", "", "-", "9" * 5000])
     given_fields = data.draw(st.dictionaries(st.sampled_from([*names, "other"]), texts))
     try:
@@ -196,7 +197,7 @@ def test_true_in_any_case_is_true_and_all_else_false(text: str, verdict: bool) -
     ],
 )
 def test_names_that_are_easy_to_get_wrong_are_right(kind: type[Header], names: set[str]) -> None:
-    assert names <= {wire for _, wire, *_ in fields._columns(kind)}
+    assert names <= {wire for _, wire, *_ in wire_fields._columns(kind)}
 
 
 def test_each_code_names_one_header() -> None:
