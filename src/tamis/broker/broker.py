@@ -130,7 +130,8 @@ class Broker:
         self.groups = Groups(folder, now)
         self.offsets = Offsets(folder)
         bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
-        self.filters = Filters(folder, bloom, now)
+        # never before a message that is there: bits are looked for in later ones only
+        self.filters = Filters(folder, bloom, lambda: max(now(), store.last_time / 1000))
         self.consumers, self.producers = Consumers(), Producers()
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
         self.holds, self.locks = Holds(self._clock), Locks(self._clock)
@@ -198,8 +199,8 @@ class Broker:
         self.groups.on_change = lambda: self._save("groups", self.groups.snapshot)
         self.consumers.on_change = lambda group: notify_members(self.settings, self.groups, group)
         self.consumers.on_empty = self.filters.leave
-        self.filters.on_change = lambda: self.store.set_filters(self.filters.all())
-        self.filters.on_change()
+        self.filters.on_change = self._filters_changed
+        self._filters_changed()
         self.settings.on_change = self._reconfigured
         self._save("topics", self.topics.snapshot)
 
@@ -237,6 +238,10 @@ class Broker:
         self._save("topics", self.topics.snapshot)
         if topic is not None:
             self.registrar.changed(topic)
+
+    def _filters_changed(self) -> None:
+        self.store.set_filters(self.filters.all())
+        self._save("filters", self.filters.snapshot)
 
     def _reconfigured(self, old: BrokerConfig, new: BrokerConfig) -> None:
         if old.permission != new.permission:

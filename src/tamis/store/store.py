@@ -422,6 +422,11 @@ class Store:
         return self._index
 
     @property
+    def last_time(self) -> int:
+        """Of a message, in milliseconds: ahead of the clock if that was put back."""
+        return self._last_time
+
+    @property
     def dispatched(self) -> int:
         """Up to where in the log queues and index are made."""
         return self._dispatched
