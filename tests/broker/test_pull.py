@@ -264,7 +264,7 @@ def test_a_search_that_takes_too_long_is_answered_with_how_far_it_got(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
-        async with running(tmp_path, pull_scan_seconds=0.0) as (broker, client):
+        async with running(tmp_path, pull_scan_seconds=1e-9) as (broker, client):
             monkeypatch.setattr(handler, "_SLICE_SECONDS", 0.0)
             handler._limits.cache_clear()
             await fill(broker, client, "a" * 100 + "b")

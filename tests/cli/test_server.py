@@ -237,13 +237,13 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_the_settings_shown_are_those_used(tmp_path: Path) -> None:
     file = tmp_path / "shown.toml"
-    given = ["--set", 'brokerName=b"\\é', "--data", "d", "--flush", "sync", "--port", 0]
+    given = ["--set", 'regionId=b"\\é', "--data", "d", "--flush", "sync", "--port", 0]
     first = tamis("up", *given, "--show-config").stdout
     file.write_text(first)
     again = tamis("up", "--config", file, "--show-config").stdout
     assert again == first
     tables = tomllib.loads(first)
-    assert tables["broker"]["name"] == 'b"\\é'
+    assert tables["broker"]["region"] == 'b"\\é'
     assert list(tables["broker"])[1:] == [field.name for field in fields(BrokerConfig)]
     assert tables["broker"]["data"] == "d"
     assert tables["nameserver"]["data"] == "d/nameserver"

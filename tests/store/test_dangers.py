@@ -129,7 +129,7 @@ def test_a_clock_that_is_set_back_costs_nothing(tmp_path: Path) -> None:
         assert len(bodies(store)) >= 60
 
 
-@pytest.mark.parametrize("topic", ["../../outside", "a\0b", "a/b", ".", "..", "\ud800", "中"])
+@pytest.mark.parametrize("topic", ["../../outside", "a\0b", "a/b", "a\nb", ".", "..", "\ud800"])
 def test_a_topic_that_is_no_name_is_refused(tmp_path: Path, topic: str) -> None:
     with Store(tmp_path / "store", CONFIG) as store:
         with pytest.raises(IllegalMessage, match="topic"):

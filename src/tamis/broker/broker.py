@@ -56,6 +56,8 @@ _SAVE_FILTERS: Final = 10.0
 _SAVE_SOON: Final = 0.02
 _CLEAN: Final = 10.0
 _SWEEP: Final = 1.0
+_DISPATCH_SLICE: Final = 0.005
+_MOST_REST: Final = 0.05
 _VIP: Final = 2  # old clients send to the port this much lower
 
 
@@ -79,6 +81,7 @@ class Broker:
         self._unsaved: dict[str, Callable[[], Callable[[], None]]] = {}
         self._saver: asyncio.Task[None] | None = None
         self._dispatching = False
+        self._is_behind = False
         self._last_dispatch = 0.0  # when it ended
         self.dispatch_seconds = 0.0  # what the last one took
         self.dispatch_latency, self.flush_latency = Latency(), Latency()
@@ -138,6 +141,7 @@ class Broker:
         self.filter_servers = FilterServers(self._clock)
         self.intake = Intake(store, sync=config.flush == "sync", on_stored=self._stored)
         self.intake.on_flush = self._flushed
+        self.intake.on_append = self.stats.put_took
         levels = parse_delay_levels(config.delay_levels)
         self.delays = Delays(store, self.intake, folder, levels, now)
         self.transactions = Transactions(
@@ -192,13 +196,15 @@ class Broker:
         self._every(lambda: _SAVE_FILTERS, self._save_filters)
         self._every(lambda: _CLEAN, self.clean)
         log.info("broker %s at %s, store %s", config.name, self.address, self.data)
+        if not config.nameservers:
+            log.warning("no name server is named: clients can't find this broker (nameservers)")
 
     def _connect_parts(self) -> None:
         """Who tells whom."""
         self.topics.on_change = self._topic_changed
         self.groups.on_change = lambda: self._save("groups", self.groups.snapshot)
         self.consumers.on_change = lambda group: notify_members(self.settings, self.groups, group)
-        self.consumers.on_empty = self.filters.leave
+        self.consumers.on_empty = self._group_left
         self.filters.on_change = self._filters_changed
         self._filters_changed()
         self.settings.on_change = self._reconfigured
@@ -207,7 +213,9 @@ class Broker:
     async def close(self) -> None:
         """Everything is answered, stored and saved; the next start has nothing to recover."""
         await self.registrar.close()
+        self.server.stop_reading()
         self.holds.answer_all()
+        await self.intake.drain()
         await self.server.close()
         for task in list(self._tasks):
             task.cancel()
@@ -229,7 +237,6 @@ class Broker:
         log.info("broker %s stopped", self.settings.config.name)
 
     def _peer_closed(self, peer: Peer) -> None:
-        self.holds.drop(peer)
         self.consumers.drop(peer)
         self.producers.drop(peer)
         self.filter_servers.drop(peer)
@@ -239,6 +246,10 @@ class Broker:
         if topic is not None:
             self.registrar.changed(topic)
 
+    def _group_left(self, group: str) -> None:
+        self.filters.leave(group)
+        self.puller.forget(group)
+
     def _filters_changed(self) -> None:
         self.store.set_filters(self.filters.all())
         self._save("filters", self.filters.snapshot)
@@ -247,29 +258,33 @@ class Broker:
         if old.permission != new.permission:
             self.registrar.changed()
 
-    # Dispatch follows appends: soon if a pull waits, else in good time, and never so often that it
-    # takes more than a fourth of the loop's time.
+    # Dispatch follows appends: soon if a pull waits, else in good time, and in slices, so that it
+    # takes no more than a fourth of the loop's time, or half of it while it is behind.
 
     def _stored(self) -> None:
         if self._dispatching:
             return
         self._dispatching = True
         since = self._clock() - self._last_dispatch
-        pause = max(3 * self.dispatch_seconds - since, 0.0 if self.holds.count else 0.001)
+        rest = (1 if self._is_behind else 3) * min(self.dispatch_seconds, _MOST_REST)
+        pause = max(rest - since, 0.0 if self.holds.count else 0.001)
         asyncio.get_running_loop().call_later(pause, self._dispatch)
 
     def _dispatch(self) -> None:
         self._dispatching = False
         started = self._clock()
         try:
-            grown = self.store.dispatch()
+            grown = self.store.dispatch(_DISPATCH_SLICE)
         except StoreError:
             log.exception("dispatch failed; it is tried again with the next message")
             return
+        self.dispatch_latency.observe(self._clock() - started)
+        self.holds.grown(grown)
         self._last_dispatch = self._clock()
         self.dispatch_seconds = self._last_dispatch - started
-        self.dispatch_latency.observe(self.dispatch_seconds)
-        self.holds.grown(grown)
+        self._is_behind = self.store.dispatched < self.store.log.end
+        if self._is_behind:
+            self._stored()
         if any(topic == DELAY_TOPIC for topic, _ in grown):
             self.delays.wake()
 
@@ -296,6 +311,8 @@ class Broker:
                     await work()
                 except (StoreError, OSError, ConfigError) as error:
                     log.error("%s: %s", work.__name__.strip("_"), error)
+                except Exception:  # the edge: it is to be done again all the same
+                    log.exception("%s failed", work.__name__.strip("_"))
 
         self._spawn(run())
 
@@ -326,11 +343,12 @@ class Broker:
     async def _save_filters(self) -> None:
         self.filters.clean(self.settings.config.filter_keep_seconds)
         if self.filters.is_changed:
-            await self._in_thread(self.filters.snapshot())
+            self._save("filters", self.filters.snapshot)
 
     async def clean(self) -> None:
         """Removes what is too old, or what the disk has no room for."""
-        self.store.clean()
+        for path in self.store.clean():
+            log.info("%s: removed, it was too old or the disk too full", path)
 
     def load(self) -> Load:
         return Load(sends=self.intake.backlog)
@@ -341,6 +359,15 @@ class Broker:
         if self._saver is None:
             self._saver = asyncio.get_running_loop().create_task(self._save_tables())
 
+    async def saved(self) -> None:
+        """Tables that changed until now are saved."""
+        if self._saver is not None:
+            await asyncio.wait([self._saver])
+
+    @property
+    def tasks(self) -> int:
+        return len(self._tasks) + self.server.tasks
+
     async def _save_tables(self) -> None:
         await asyncio.sleep(_SAVE_SOON)
         while self._unsaved:
@@ -349,6 +376,8 @@ class Broker:
                 await self._in_thread(snapshot())
             except (StoreError, OSError) as error:
                 log.error("the %s could not be saved: %s", name, error)
+            except Exception:  # the edge: the other tables are to be saved all the same
+                log.exception("the %s could not be saved", name)
         self._saver = None
 
 

@@ -5,6 +5,8 @@ names. Changes made while it runs last until it stops.
 """
 
 import logging
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -14,6 +16,7 @@ from ..errors import ConfigError
 from ..store.config import StoreConfig
 from ..store.dispatch import DELAY_LEVELS
 from ..wire.bodies import Perm
+from ..wire.frame import MAX_FRAME
 
 __all__ = ["BrokerConfig", "Settings", "Switch"]
 
@@ -21,6 +24,12 @@ log = logging.getLogger(__name__)
 
 
 _READ, _WRITE = int(Perm.READ), int(Perm.WRITE)
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")  # both are names of topics too
+_HOST = re.compile(r"[^\s:/]*|[0-9a-fA-F:.]+(%\w+)?")  # a name or v4; v6
+_FROM_1 = (
+    *("default_queues", "pull_messages", "pull_bytes", "max_message_size", "send_backlog"),
+    *("pull_backlog", "most_connections", "bloom_groups"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +122,24 @@ class BrokerConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it takes {lowest} to 65535")
         if not 0 <= self.permission <= 7:
             raise ConfigError(f"permission = {self.permission}: it takes 0 to 7")
-        for name in ("default_queues", "pull_messages", "pull_bytes", "max_message_size"):
+        for name in _FROM_1:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it takes 1 or more")
+        for name, kind, _ in _settings():
+            value = getattr(self, name)
+            if kind is float and not 0 < value < math.inf:
+                raise ConfigError(f"{name} = {value:g}: it takes a number above 0")
+        for name in ("name", "cluster"):
+            if not _NAME.fullmatch(getattr(self, name)):
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)!r}: it takes letters, digits, - and _"
+                )
+        if not self.bind:
+            raise ConfigError("bind = '': it takes an address; 0.0.0.0 stands for all")
+        if not _HOST.fullmatch(self.advertise) or self.advertise in ("0.0.0.0", "::"):
+            raise ConfigError(
+                f"advertise = {self.advertise!r}: it takes a host clients know, without a port"
+            )
         if self.bitmaps and not self.extensions:
             object.__setattr__(self, "extensions", True)  # it would have nowhere to write them
         self.store()
@@ -130,7 +154,7 @@ class BrokerConfig:
             keep_hours=self.keep_hours,
             disk_ratio=self.disk_ratio,
             full_ratio=self.full_ratio,
-            max_body=self.max_message_size,
+            max_body=MAX_FRAME,  # the broker itself looks at `max_message_size`
             bloom_error_percent=self.bloom_error_percent,
             bloom_groups=self.bloom_groups,
             log_file_size=self.log_file_size,

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..net.server import Route
+from ..net.server import Answer, Handler, Request, Route
 from ..wire import headers as h
 from ..wire.codes import RequestCode
 from .handlers import clients, groups, locks, monitor, queries, remote, topics, transaction
@@ -19,6 +19,17 @@ def routes(b: "Broker") -> Mapping[int, Route]:
     code = RequestCode
     name = b.settings.config.name
     progress = groups.Progress(name, b.store, b.topics, b.consumers, b.offsets, b.stats)
+
+    def saved(handle: Handler) -> Handler:
+        """Answered when what was changed is saved: a kill right after is not to undo it."""
+
+        async def changed(header: Any, request: Request) -> Answer | None:
+            answer = handle(header, request)
+            await b.saved()
+            return answer  # type: ignore[return-value]  # none of these is a coroutine
+
+        return changed
+
     table: dict[int, Route] = {
         # Producers.
         code.SEND_MESSAGE: Route(h.SendMessage, b.sender.send),
@@ -75,9 +86,11 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             partial(queries.query_consume_queue, b.store, b.consumers, b.filters),
         ),
         # Topics.
-        code.UPDATE_AND_CREATE_TOPIC: Route(h.CreateTopic, partial(topics.create_topic, b.topics)),
+        code.UPDATE_AND_CREATE_TOPIC: Route(
+            h.CreateTopic, saved(partial(topics.create_topic, b.topics))
+        ),
         code.DELETE_TOPIC_IN_BROKER: Route(
-            h.OfTopic, partial(topics.delete_topic, b.topics, b.offsets)
+            h.OfTopic, saved(partial(topics.delete_topic, b.topics, b.offsets))
         ),
         code.GET_ALL_TOPIC_CONFIG: Route(None, partial(topics.all_topics, b.topics)),
         code.GET_TOPIC_CONFIG: Route(h.OfTopic, partial(topics.one_topic, b.topics)),
@@ -99,10 +112,10 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.DELETE_EXPIRED_COMMITLOG: Route(None, partial(topics.clean_up, b.clean)),
         # Groups.
         code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(
-            None, partial(groups.create_group, b.groups)
+            None, saved(partial(groups.create_group, b.groups))
         ),
         code.DELETE_SUBSCRIPTIONGROUP: Route(
-            h.DeleteGroup, partial(groups.delete_group, b.groups, b.offsets)
+            h.DeleteGroup, saved(partial(groups.delete_group, b.groups, b.offsets))
         ),
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(None, partial(groups.all_groups, b.groups)),
         code.GET_SUBSCRIPTIONGROUP_CONFIG: Route(h.OfGroup, partial(groups.one_group, b.groups)),

@@ -15,15 +15,18 @@ from ..errors import InvalidFilter
 from ..filter import parse
 from ..filter.bloom import BloomFilter
 from ..filter.engines.columnar import BatchFilter
+from ..filter.tags import TagFilter
+from ..java import string_hash
 from ..store import tables
 from ..store.select import SqlFilter
 from ..store.tables import FilterData
 from ..wire.bodies import Subscription
 
-__all__ = ["Filters", "compile_sql"]
+__all__ = ["Filters", "compile_sql", "tag_filter"]
 
 log = logging.getLogger(__name__)
 
+MOST_TEXT = 65_536  # characters
 _DEAD_AT_START = 30_000  # milliseconds ago: until their group is heard of
 
 
@@ -32,7 +35,18 @@ def compile_sql(expression: str, expression_type: str | None) -> BatchFilter:
     if expression_type != "SQL92":
         reason = f"expressions of type {expression_type!r} are not known here"
         raise InvalidFilter(expression, 0, reason, "the types are TAG and SQL92")
+    if len(expression) > MOST_TEXT:
+        reason = f"an expression of {len(expression)} characters: it takes {MOST_TEXT}"
+        raise InvalidFilter(expression[:80], 0, reason, "compiling it would hold up all others")
     return BatchFilter(parse(expression))
+
+
+def tag_filter(one: Subscription) -> TagFilter | None:
+    """Of a subscription by tags; None for everything. The C++ client sends zeros for codes."""
+    if one.class_filter_mode or one.expression == "*":
+        return None
+    codes = map(string_hash, one.tags) if one.tags else one.codes
+    return TagFilter(one.expression, frozenset(one.tags), frozenset(codes))
 
 
 @dataclass(slots=True)
@@ -107,6 +121,11 @@ class Filters:
             return
         data = entry.data
         if one.version < data.client_version:
+            if data.is_dead and one.expression != data.expression:
+                log.warning(
+                    "group %s on %s: %r is passed over, %r has a higher version",
+                    *(group, one.topic, one.expression, data.expression),
+                )
             return
         same = (data.expression, data.expression_type) == (one.expression, one.expression_type)
         if one.version == data.client_version or same:
@@ -158,6 +177,8 @@ class Filters:
         for topic, owner in list(self._entries):
             if owner == group:
                 self._die(topic, group)
+        for key in [key for key in self._faults if key[1] == group]:
+            del self._faults[key]
 
     def clean(self, keep_seconds: float) -> None:
         oldest = self._millis() - int(keep_seconds * 1000)

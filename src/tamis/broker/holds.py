@@ -56,13 +56,14 @@ class Holds:
         """These queues have more messages."""
         if self._held:
             for queue in queues:
-                self._keep(queue, lambda pull: not pull.resume())
+                self._keep(queue, lambda pull: not (pull.peer.is_closed or pull.resume()))
 
     def sweep(self) -> None:
-        """To be called about every second."""
+        """To be called about every second. Pulls whose connection is gone go with the first look
+        at their queue: looking for them when it closes would be a look at all."""
         now = self._clock()
         for queue in list(self._held):
-            self._keep(queue, lambda pull: not self._expired(pull, now))
+            self._keep(queue, lambda pull: not (pull.peer.is_closed or self._expired(pull, now)))
 
     def _expired(self, pull: Holdable, now: float) -> bool:
         progressed = pull.has_progressed and now - pull.held_since >= PROGRESS_SECONDS
@@ -70,11 +71,6 @@ class Holds:
             pull.expire()
             return True
         return pull.is_due and pull.resume()
-
-    def drop(self, peer: Peer) -> None:
-        """Its connection is gone."""
-        for queue in list(self._held):
-            self._keep(queue, lambda pull: pull.peer is not peer)
 
     def answer_all(self) -> None:
         """The broker stops."""

@@ -51,6 +51,7 @@ class Intake:
         self._disk_seconds = _AT_ONCE  # what a sync took lately
         self.backlog = 0  # messages put and not yet told of
         self.on_flush: Callable[[float], None] = lambda seconds: None
+        self.on_append: Callable[[float, int], None] = lambda seconds, messages: None
 
     def put(self, draft: Draft, finish: Finish, context: Any, peer: Peer | None = None) -> None:
         """`finish` is called when the message is as safe as was asked for."""
@@ -70,8 +71,13 @@ class Intake:
         return list(await asyncio.gather(*futures))
 
     def append_batch(self, envelope: Draft, batch: bytes) -> list[Appended]:
-        """A batch as it travelled; with sync flush see `synced`. Raises StoreError."""
+        """A batch as it travelled, after all that was put before; with sync flush see `synced`.
+        Raises StoreError."""
+        if self._waiting:
+            self._append()
+        started = time.monotonic()
         placed = self._store.append_batch(envelope, batch)
+        self.on_append(time.monotonic() - started, len(placed))
         self._on_stored()
         return placed
 
@@ -80,8 +86,10 @@ class Intake:
         `Store.append_block`, and `tell_when_synced`. Raises StoreError."""
         if self._waiting:
             self._append()
+        started = time.monotonic()
         placed = self._store.append_block(block)
         if placed is not None:
+            self.on_append(time.monotonic() - started, len(block.rows))
             self._on_stored()
         return placed
 
@@ -113,10 +121,12 @@ class Intake:
         batch, self._waiting = self._waiting, []
         if not batch:  # `append_block` came before
             return
+        started = time.monotonic()
         try:
             placed: list[Appended | StoreError] = [*self._store.append([one[0] for one in batch])]
         except Exception:  # the edge: one of them is at fault, the others are not
             placed = [self._append_one(one[0]) for one in batch]
+        self.on_append(time.monotonic() - started, len(batch))
         self._on_stored()
         if self._sync:
             self._wait_for_disk(
@@ -183,9 +193,12 @@ class Intake:
     def _synced(
         self, waiting: list[Callable[[StoreError | None], None]], failed: StoreError | None
     ) -> None:
-        for tell in waiting:
-            tell(failed)
         self._loop.call_soon(self._sync_next)
+        for tell in waiting:
+            try:
+                tell(failed)
+            except Exception:  # the edge: the others are to be told all the same
+                log.exception("an answer could not be given")
 
     def _sync_log(self) -> None:
         started = time.monotonic()
@@ -194,11 +207,15 @@ class Intake:
         self._disk_seconds += (took - self._disk_seconds) / 8
         self.on_flush(took)
 
-    async def close(self) -> None:
-        """When nobody puts any more: all are told."""
+    async def drain(self) -> None:
+        """All that was put is safe, and those who put it are told."""
         if self._waiting:
             self._append()
         await self._is_idle.wait()
+
+    async def close(self) -> None:
+        """When nobody puts any more."""
+        await self.drain()
         if self._disk is not None:
             self._disk.shutdown()
 

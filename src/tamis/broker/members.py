@@ -114,7 +114,8 @@ class Consumers:
         member.subscriptions = {one.topic: one for one in data.subscriptions}
         group.members[member.peer] = member
         changed = group._subscribe(data.subscriptions)
-        self._warn_of_differences(group)
+        if known is None or known.subscriptions != member.subscriptions:
+            self._warn_of_differences(group)
         if is_new or changed:
             self.on_change(group)
 
@@ -147,6 +148,7 @@ class Consumers:
             self.on_change(group)
         else:
             del self.groups[group.name]
+            self._warned = {key for key in self._warned if key[0] != group.name}
             self.on_empty(group.name)
 
     def drop_silent(self, before: float) -> None:

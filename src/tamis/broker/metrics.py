@@ -26,6 +26,7 @@ from ..store.consumequeue import ConsumeQueue
 from ..store.select import QueueReader, SqlFilter
 from ..store.store import Store
 from .broker import Broker
+from .filters import tag_filter
 
 __all__ = ["Exporter", "MatchingLag"]
 
@@ -120,6 +121,7 @@ class _BrokerCollector(Collector):
         for name, what, value in (
             ("held_pulls", "Pulls that wait for a message.", broker.holds.count),
             ("connections", "Of clients.", len(broker.server.peers)),
+            ("tasks", "Requests and chores under way.", broker.tasks),
             ("log_bytes", "Of the commit log, from its first file on.", end - store.log.start),
             ("undispatched_bytes", "In the log and not yet in queues.", end - store.dispatched),
         ):
@@ -177,10 +179,8 @@ class _BrokerCollector(Collector):
         here = self._broker.consumers.groups.get(group)
         one = here.subscriptions.get(topic) if here is not None else None
         if one is not None and (one.is_tags or one.class_filter_mode):
-            if one.class_filter_mode or one.expression == "*":
-                return None, None
-            codes = frozenset(one.codes)
-            return codes, TagFilter(one.expression, frozenset(one.tags), codes)
+            wanted = tag_filter(one)
+            return (wanted and wanted.codes), wanted
         sql = self._broker.filters.sql(topic, group)
         return (sql.batch_filter.expression, sql) if sql is not None else (None, None)
 

@@ -53,6 +53,8 @@ class Registrar:
         self._topics = topics
         self._address = address
         self._filter_servers = filter_servers
+        self._ordered: dict[str, frozenset[str]] = {}  # topics, by name server
+        self._body: tuple[object, bytes] | None = None  # of all topics, and what it was made of
         self._servers = [
             _NameServer(at, self) for at in parse_nameservers(settings.config.nameservers)
         ]
@@ -74,11 +76,6 @@ class Registrar:
     def request(self, topics: list[TopicConfig] | None) -> Command:
         """With these topics, or all of them."""
         config = self._settings.config
-        chosen = list(self._topics.values()) if topics is None else topics
-        if config.permission & _READ_WRITE != _READ_WRITE:
-            chosen = [replace(one, perm=Perm(config.permission)) for one in chosen]
-        table = TopicTable(topics={one.name: one for one in chosen}, version=self._topics.version)
-        body = Registration(table=table, filter_servers=self._filter_servers())
         header = RegisterBroker(
             broker_name=config.name,
             broker_addr=self._address,
@@ -86,7 +83,23 @@ class Registrar:
             broker_id=0,
             ha_server_addr=self._address,
         )
-        return Command(code=RegisterBroker.CODE, fields=header.to_fields(), body=beans.encode(body))
+        body = self._encoded(topics) if topics is not None else self._encoded_all()
+        return Command(code=RegisterBroker.CODE, fields=header.to_fields(), body=body)
+
+    def _encoded_all(self) -> bytes:
+        """Kept: with thousands of topics it takes the loop a while, and mostly nothing changed."""
+        config = self._settings.config
+        made_of = (self._topics.version, config.permission, tuple(self._filter_servers()))
+        if self._body is None or self._body[0] != made_of:
+            self._body = (made_of, self._encoded(list(self._topics.values())))
+        return self._body[1]
+
+    def _encoded(self, topics: list[TopicConfig]) -> bytes:
+        permission = self._settings.config.permission
+        if permission & _READ_WRITE != _READ_WRITE:
+            topics = [replace(one, perm=Perm(permission)) for one in topics]
+        table = TopicTable(topics={one.name: one for one in topics}, version=self._topics.version)
+        return beans.encode(Registration(table=table, filter_servers=self._filter_servers()))
 
     def farewell(self) -> Command:
         config = self._settings.config
@@ -98,11 +111,14 @@ class Registrar:
         )
         return Command(code=RequestCode.UNREGISTER_BROKER, fields=header.to_fields())
 
-    def registered(self, body: bytes) -> None:
-        """What the answer tells: which topics are ordered."""
-        if not body:
+    def registered(self, address: str, body: bytes) -> None:
+        """What the answer of a name server tells: which topics are ordered. One is if any says so:
+        they may differ."""
+        if body:
+            self._ordered[address] = frozenset(beans.decode(KvTable, body).table)
+        if not self._ordered:
             return
-        ordered = beans.decode(KvTable, body).table
+        ordered = frozenset().union(*self._ordered.values())
         for topic in list(self._topics.values()):
             if topic.order != (topic.name in ordered):
                 self._topics.put(replace(topic, order=topic.name in ordered))
@@ -155,7 +171,7 @@ class _NameServer:
             answer = await self._peer.ask(self._registrar.request(topics), _TIMEOUT)
             if answer.code != ResponseCode.SUCCESS:
                 raise RemoteProtocolError(f"it answers {answer.code}: {answer.remark}")
-            self._registrar.registered(answer.body)
+            self._registrar.registered(self._address, answer.body)
         except (OSError, TimeoutError, RemoteProtocolError, ValueError) as error:
             if not self._failures:
                 why = str(error) or "no answer in time"

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from ..wire.bodies import BrokerStats, StatsItem
 
@@ -69,10 +69,7 @@ class Stats:
     # Called where it happens.
 
     def put(self, topic: str, messages: int, size: int) -> None:
-        count = self.puts.get(topic)
-        if count is None:
-            count = self.puts[topic] = Count()
-        count.add(messages, size)
+        _count(self.puts, topic).add(messages, size)
         self.put_total.add(messages, size)
 
     def put_failed(self, messages: int = 1) -> None:
@@ -84,10 +81,7 @@ class Stats:
         self._latencies.add(seconds * 1000, messages)
 
     def got(self, topic: str, group: str, messages: int, size: int) -> None:
-        count = self.gets.get((topic, group))
-        if count is None:
-            count = self.gets[topic, group] = Count()
-        count.add(messages, size)
+        _count(self.gets, (topic, group)).add(messages, size)
         self.got_total.add(messages, size)
 
     def got_nothing(self) -> None:
@@ -97,10 +91,7 @@ class Stats:
         self.slowest_get = max(self.slowest_get, seconds)
 
     def sent_back(self, group: str, topic: str) -> None:
-        count = self.backs.get((topic, group))
-        if count is None:
-            count = self.backs[topic, group] = Count()
-        count.add(1, 0)
+        _count(self.backs, (topic, group)).add(1, 0)
 
     # Called by the clock.
 
@@ -191,6 +182,20 @@ class Stats:
 
 _Key = tuple[str, object]  # what was done; the topic, topic and group, or None for all of it
 _Sample = dict[_Key, tuple[int, int, int]]
+
+
+_MOST: Final = 20_000  # topics and groups that are counted: clients may make up names for ever
+
+K = TypeVar("K")
+
+
+def _count(counts: dict[K, Count], key: K) -> Count:
+    found = counts.get(key)
+    if found is None:
+        while len(counts) >= _MOST:
+            del counts[next(iter(counts))]  # the first that came
+        found = counts[key] = Count()
+    return found
 
 
 class _Window:

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 from ..errors import CorruptRecord, ResponseError, StoreError
 from ..message import HALF_TOPIC, PropertyName, StoredMessage, SysFlag
 from ..net.aio import Peer
-from ..store.commitlog import Appended
+from ..store.commitlog import Appended, IllegalMessage
 from ..store.consumequeue import ConsumeQueue
 from ..store.format import UNIT_BLANK_SIZE
 from ..store.store import Store
@@ -310,7 +310,10 @@ class Transactions:
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             if offset in self._open and not half.is_ending:
-                await self._check(offset, half, unasked)
+                try:
+                    await self._check(offset, half, unasked)
+                except IllegalMessage as error:  # this one; the others are to be asked about
+                    log.error("transaction %d can't be put aside: %s", offset, error)
         for group, count in unasked.items():
             log.warning("no producer of group %s to ask about %d transactions", group, count)
         reached = self._progress()
@@ -439,15 +442,17 @@ def _committed(half: StoredMessage) -> Draft:
 
 
 def _copy(message: StoredMessage, topic: str, queue_id: int, checks: int | None = None) -> Draft:
-    """The message for another queue, with how often it was asked about."""
-    properties = message.properties
+    """The message for another queue, with how often it was asked about if there is room for it."""
+    block = properties_block.encode(message.properties).encode()
     if checks is not None:
-        properties = properties | {CHECK_TIMES: str(checks)}
+        counted = message.properties | {CHECK_TIMES: str(checks)}
+        longer = properties_block.encode(counted).encode()
+        block = longer if len(longer) <= record.MAX_PROPERTIES else block
     return Draft(
         topic=topic,
         queue_id=queue_id,
         body=message.body,
-        properties=properties_block.encode(properties).encode(),
+        properties=block,
         flag=message.flag,
         sys_flag=message.sys_flag,
         born_timestamp=message.born_timestamp,

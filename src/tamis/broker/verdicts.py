@@ -12,6 +12,8 @@ __all__ = ["Tally", "Verdicts"]
 
 log = logging.getLogger(__name__)
 
+_MOST = 10_000  # groups and topics that are counted: clients may make up names for ever
+
 
 @dataclass(slots=True)
 class Tally:
@@ -42,6 +44,8 @@ class Verdicts:
     ) -> None:
         tally = self.tallies.get((group, topic))
         if tally is None:
+            while len(self.tallies) >= _MOST:
+                del self.tallies[next(iter(self.tallies))]  # the first that came
             tally = self.tallies[group, topic] = Tally()
         tally.evaluated += evaluated
         tally.matched += matched

@@ -111,7 +111,10 @@ class RouteTable:
         group.addresses[broker.broker_id] = address
         if previous != address:
             was = f", which was at {previous}" if previous else ""
-            log.info("%s: registered: broker %d of %s%s", address, broker.broker_id, name, was)
+            level = logging.WARNING if previous else logging.INFO
+            log.log(
+                level, "%s: registered: broker %d of %s%s", address, broker.broker_id, name, was
+            )
         is_known = before is not None and before.version == said.version and previous is not None
         if broker.broker_id == MASTER and not is_known:  # 3
             count = len(group.queues)

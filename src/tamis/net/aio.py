@@ -125,6 +125,12 @@ class Peer(asyncio.Protocol):
             self.last_active = time.monotonic()
             self._transport.write(data)
 
+    def stop_reading(self) -> None:
+        """For good. What it sends from now on is not looked at."""
+        self._is_full = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
     @property
     def is_full(self) -> bool:
         """It does not read what it is sent: nothing large should be added."""

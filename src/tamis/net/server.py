@@ -154,6 +154,17 @@ class Server:
         await self.serve()
         return bound
 
+    @property
+    def tasks(self) -> int:
+        return len(self._tasks)
+
+    def stop_reading(self) -> None:
+        """No more requests; answers still go out."""
+        for server in self._listening:
+            server.close()
+        for peer in self.peers:
+            peer.stop_reading()
+
     async def close(self) -> None:
         for server in self._listening:
             server.close()

@@ -43,11 +43,12 @@ class IllegalMessage(StoreError):
 
 
 def is_topic(name: str) -> bool:
-    """RocketMQ's rule; a topic is also the name of a directory."""
-    return _TOPIC.fullmatch(name) is not None
+    """Whether a directory can have the name. RocketMQ's own rule for topics is narrower, but the
+    retry topic of a group has the group's name in it, for which it has no rule."""
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
 
 
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
+_TOPIC = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]+")
 
 
 class Appended(NamedTuple):
@@ -278,13 +279,13 @@ class CommitLog:
             self._seals.add(begin - begin % self._sequence.file_size, places, data, begin)
 
     def _check(self, draft: Draft) -> None:
-        length = len(draft.topic)
+        if draft.topic and not is_topic(draft.topic):
+            raise IllegalMessage(
+                f"the topic {draft.topic!r}: it takes no / and no control characters"
+            )
+        length = len(draft.topic.encode())
         if not 0 < length <= record.MAX_TOPIC:
             raise IllegalMessage(f"a topic of {length} bytes: it takes 1 to {record.MAX_TOPIC}")
-        if not is_topic(draft.topic):
-            raise IllegalMessage(
-                f"the topic {draft.topic!r}: it takes letters, digits, %, |, - and _ only"
-            )
         self._topics.add(draft.topic)
         if len(draft.properties) > record.MAX_PROPERTIES:
             raise IllegalMessage(
@@ -338,7 +339,12 @@ class CommitLog:
         return self.sound_records(np.array([offset]), np.array([size]))[0]
 
     def walk(
-        self, start: int, stop: int | None = None, *, check_crc: bool = False
+        self,
+        start: int,
+        stop: int | None = None,
+        *,
+        check_crc: bool = False,
+        most: int | None = None,
     ) -> Iterator[Chunk]:
         """Chunks of sound records from `start`, where one must begin, up to `stop` or `end`.
 
@@ -352,8 +358,8 @@ class CommitLog:
                 return
             data, file_start = found
             limit = min(stop - file_start, self._sequence.file_size)
-            most = min(_CHUNK, (limit - at + file_start) // record.FIXED_SIZE + 1)
-            rows = np.empty((most, len(Column)), dtype=np.int64)
+            room = min(most or _CHUNK, (limit - at + file_start) // record.FIXED_SIZE + 1)
+            rows = np.empty((room, len(Column)), dtype=np.int64)
             count, ended, why = walk(
                 data.ctypes.data, at - file_start, limit, file_start, check_crc, rows
             )

@@ -74,7 +74,8 @@ class FileSequence:
                 continue
             if size != self.file_size:
                 raise StoreError(
-                    f"{path}: {size} bytes, where files of {self.file_size} are configured"
+                    f"{path}: {size} bytes, where files of {self.file_size} are configured; "
+                    "file sizes stay as they were for the life of a directory"
                 )
             if starts and start != starts[-1] + self.file_size:
                 missing = file_name(starts[-1] + self.file_size)

@@ -99,6 +99,7 @@ class Store:
         )
         self._bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
         self._group_filters: dict[str, list[GroupFilter]] = {}
+        self._compiled: dict[str, BatchFilter] = {}  # theirs, by text
         self.set_filters(tables.load_filters(self.paths.config).values())
         self._checkpoint = load_checkpoint(self.paths.checkpoint)
         self._index = KeyIndex(
@@ -295,35 +296,46 @@ class Store:
         block = properties_block.encode(properties).encode()
         return replace(draft, topic=DELAY_TOPIC, queue_id=level - 1, properties=block)
 
-    def dispatch(self) -> set[Queue]:
-        """Brings queues, extensions and index up to the end of the log. Gives the queues grown."""
+    def dispatch(self, seconds: float | None = None) -> set[Queue]:
+        """Brings queues, extensions and index up to the end of the log, or as far as it gets in
+        that time and a little more. Gives the queues grown."""
+        deadline = time.monotonic() + seconds if seconds is not None else None
+        most = None if seconds is None else _SLICE_ROWS
         # what a start did not find damaged, or was written since, is taken for sound
         start = max(self._dispatched, self._log.start)
-        for chunk in self.sound_chunks(start, check_crc=bool(self.damages)):
+        for chunk in self.sound_chunks(start, check_crc=bool(self.damages), most=most):
             self._dispatcher.dispatch(chunk)
             self._dispatched = chunk.end
+            if deadline is not None and time.monotonic() > deadline:
+                break
         grown, self._dispatcher.grown = self._dispatcher.grown, set()
         return grown
 
-    def sound_chunks(self, start: int | None = None, *, check_crc: bool = True) -> Iterator[Chunk]:
-        """Every sound record from `start`; damaged places are passed over."""
+    def sound_chunks(
+        self, start: int | None = None, *, check_crc: bool = True, most: int | None = None
+    ) -> Iterator[Chunk]:
+        """Every sound record from `start`; damaged places are passed over. `most`: in a chunk."""
         at: int | None = self._log.start if start is None else start
         while at is not None and at < self._log.end:
             try:
-                yield from self._log.walk(at, check_crc=check_crc)
+                yield from self._log.walk(at, check_crc=check_crc, most=most)
                 return
             except CorruptRecord as bad:
                 at = recovery.next_record(self._log, bad.offset + 1)
 
     def set_filters(self, filters: Iterable[tables.FilterData]) -> None:
         """The groups whose SQL goes into the bitmaps of messages dispatched from now on."""
+        if not self.config.bitmaps:
+            return
         found: dict[str, list[GroupFilter]] = {}
+        known, self._compiled = self._compiled, {}
         for data in filters:
             try:
-                batch_filter = BatchFilter(parse(data.expression))
+                batch_filter = known.get(data.expression) or BatchFilter(parse(data.expression))
             except InvalidFilter as error:
                 log.warning("filter of %s on %s: %s", data.group, data.topic, error)
                 continue
+            self._compiled[data.expression] = batch_filter
             positions = data.bloom_positions
             if self._bloom.accepts(positions, data.bloom_bits):
                 found.setdefault(data.topic, []).append(GroupFilter(batch_filter, positions))
@@ -502,4 +514,5 @@ class Store:
 _OURS = "tamis.json"
 _OPEN: set[str] = set()  # roots of the stores this process has open
 _MOST_REMOVED = 10  # log files by one `clean`, as RocketMQ does: it is not to hold up others
+_SLICE_ROWS = 1024  # dispatched together where time is short
 _DELAY = PropertyName.DELAY.encode() + b"\x01"

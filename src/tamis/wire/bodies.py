@@ -71,14 +71,25 @@ class TopicFilterType(StrEnum):
     MULTI_TAG = "MULTI_TAG"
 
 
+# A name that is not known, such as those of RocketMQ 5, is as good as none: Java reads null.
+
+
 class ConsumeType(StrEnum):
     CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
     CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ConsumeType":
+        return cls.CONSUME_PASSIVELY
 
 
 class MessageModel(StrEnum):
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "MessageModel":
+        return cls.CLUSTERING
 
 
 class ConsumeFromWhere(StrEnum):
@@ -88,6 +99,10 @@ class ConsumeFromWhere(StrEnum):
     MAX_OFFSET = "CONSUME_FROM_MAX_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ConsumeFromWhere":
+        return cls.LAST_OFFSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import orjson
 
 __all__ = ["MAX_DEPTH", "ObjectKey", "loads", "parse", "render"]
 
+MAX_TEXT: Final = 4 * 2**20  # bytes of what only fastjson calls JSON
 MAX_DEPTH: Final = 32  # of objects and arrays in each other; RocketMQ's own need 6
 _SPACE = re.compile(r"[ \t\r\n]*")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -33,7 +34,9 @@ def loads(data: bytes) -> Any:
     """The value in a body, references resolved. ValueError if there is none."""
     try:
         value = orjson.loads(data)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
+        if len(data) > MAX_TEXT:  # the other parser is slow
+            raise ValueError(f"{len(data)} bytes that are no plain JSON: {error}") from None
         value = parse(data.decode())
     return _References(value).resolved(value, MAX_DEPTH) if b'"$ref"' in data else value
 

@@ -65,19 +65,22 @@ def heartbeat(
     def member() -> Member:
         return Member(request.peer, data.client_id, command.language, command.version, now())
 
+    refused = None
     for consumer in data.consumers:
         known = groups.find(consumer.group, create=settings.config.auto_create_groups)
         if known is not None:
             flag = _UNIT_SUB if consumer.unit_mode else 0
             topics.ensure(retry_topic(consumer.group), known.retry_queues, flag)
         elif "@" in consumer.group:
-            why = f"the group {consumer.group!r}: there may be no @ in its name"
-            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+            refused = f"the group {consumer.group!r}: there may be no @ in its name"
+            continue
         # before the group is told of: its pulls may follow at once
         filters.register(consumer.group, consumer.subscriptions)
         consumers.heartbeat(consumer, member())
     for producer in data.producers:
         producers.heartbeat(producer.group, member())
+    if refused is not None:
+        raise ResponseError(ResponseCode.SYSTEM_ERROR, refused)
     return Answer()
 
 

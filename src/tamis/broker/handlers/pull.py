@@ -15,7 +15,7 @@ from ...errors import InvalidFilter, ResponseError
 from ...filter.engines.closures import compile_closure, evaluate
 from ...filter.logic import Outcome
 from ...filter.tags import TagFilter, parse_tags
-from ...java import string_hash
+from ...message import StoredMessage
 from ...net.aio import Peer
 from ...net.server import Answer, Request
 from ...store.commitlog import Queue
@@ -30,7 +30,7 @@ from ...wire.command import Command
 from ...wire.frame import Encoding
 from ...wire.headers import PullMessage, PullMessageResponse
 from ..config import Settings
-from ..filters import Filters, compile_sql
+from ..filters import Filters, compile_sql, tag_filter
 from ..groups import Groups
 from ..holds import Holds
 from ..members import Consumers
@@ -94,6 +94,11 @@ class Puller:
                 header.consumer_group, topic.name, header.queue_id, header.commit_offset
             )
         return answer
+
+    def forget(self, group: str) -> None:
+        """Its last member is gone."""
+        for key in [key for key in self._tags if key[0] == group]:
+            del self._tags[key]
 
     # Who may pull.
 
@@ -181,11 +186,7 @@ class Puller:
         known = self._tags.get((group, topic))
         if known is not None and known[0] is one:
             return known[1]
-        made: TagFilter | None = None
-        if not one.class_filter_mode and one.expression != "*":
-            # the C++ client sends zeros for codes
-            codes = map(string_hash, one.tags) if one.tags else one.codes
-            made = TagFilter(one.expression, frozenset(one.tags), frozenset(codes))
+        made = tag_filter(one)
         self._tags[group, topic] = (one, made)
         return made
 
@@ -274,6 +275,9 @@ class Pull:
             self._request.answer(Answer(code=error.code, remark=error.remark))
             return True
         selection = self._select()
+        if self._is_to_go_on(selection):  # there is more than a slice: the client asks again
+            self._request.answer(self._answer(selection))
+            return True
         if selection.status in (Status.NO_MATCHED_MESSAGE, Status.OFFSET_OVERFLOW_ONE):
             return False
         self._request.answer(self._answer(selection))
@@ -344,6 +348,8 @@ class Pull:
         body, count = selection.body, len(selection.records)
         if count:
             self._by.stats.got(self._header.topic, self._header.consumer_group, count, len(body))
+        else:
+            self._by.stats.got_nothing()
         code = self._code(selection)
         remark = _REMARKS[selection.status]
         offsets = selection.next_offset, selection.min_offset, selection.max_offset
@@ -384,19 +390,32 @@ class Pull:
     def _without_unwanted_retries(self, found: Selection) -> Selection:
         """Retried messages go by the group's filter on the topic they came from
         (`ExpressionForRetryMessageFilter`)."""
-        kept = [one for one in found.records if self._is_wanted_retry(one)]
+        kept, failures = list[Bytes](), list[int]()
+        for one in found.records:
+            message = record.decode(memoryview(one.data))
+            outcome = self._of_retry(message)
+            if outcome is Outcome.TRUE:
+                kept.append(one)
+            elif outcome is Outcome.ERROR:
+                failures.append(message.queue_offset)
+        self._by.verdicts.count(
+            self._header.consumer_group,
+            self._header.topic,
+            self._header.queue_id,
+            len(found.records),
+            len(kept),
+            len(failures),
+            tuple(failures),
+        )
         status = Status.FOUND if kept else Status.NO_MATCHED_MESSAGE
         return found._replace(status=status, records=kept)
 
-    def _is_wanted_retry(self, data: Bytes) -> bool:
-        message = record.decode(memoryview(data.data))
+    def _of_retry(self, message: StoredMessage) -> Outcome:
         group = self._header.topic.removeprefix(RETRY_PREFIX)
-        origin = message.properties.get("RETRY_TOPIC", "")
-        sql = self._by.filters.sql(origin, group)
+        sql = self._by.filters.sql(message.properties.get("RETRY_TOPIC", ""), group)
         if sql is None:
-            return True
-        closure = compile_closure(sql.batch_filter.expression)
-        return evaluate(closure, message.properties) is Outcome.TRUE
+            return Outcome.TRUE
+        return evaluate(compile_closure(sql.batch_filter.expression), message.properties)
 
 
 def _response(following: int, low: int, high: int) -> PullMessageResponse:

@@ -9,7 +9,6 @@ from typing import Final
 
 from ...errors import CorruptRecord, ResponseError
 from ...filter.bloom import BitArray
-from ...filter.tags import TagFilter
 from ...message import SysFlag
 from ...net.server import Answer, Request
 from ...store.consumequeue import ConsumeQueue, ExtensionUnit
@@ -31,7 +30,7 @@ from ...wire.headers import (
     TimestampResponse,
     ViewMessage,
 )
-from ..filters import Filters
+from ..filters import Filters, tag_filter
 from ..members import Consumers
 
 __all__ = [
@@ -240,9 +239,9 @@ def _may_match(unit: ExtensionUnit, one: Subscription, data: FilterData | None) 
     if one.class_filter_mode:
         return True
     if one.is_tags:
-        wanted = TagFilter(one.expression, frozenset(one.tags), frozenset(one.codes))
-        return wanted.matches_code(unit.code)
-    if data is None or unit.bitmap is None or unit.stored < data.born_time:
+        wanted = tag_filter(one)
+        return wanted is None or wanted.matches_code(unit.code)
+    if data is None or unit.bitmap is None or unit.stored <= data.born_time:
         return True
     if len(unit.bitmap) * 8 != data.bloom_bits:
         return True

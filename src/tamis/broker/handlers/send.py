@@ -15,8 +15,7 @@ from ...errors import CorruptRecord, ResponseError, StoreError
 from ...message import Host, PropertyName, SysFlag
 from ...net.aio import Peer
 from ...net.server import Answer, Request
-from ...store.commitlog import Appended, IllegalMessage
-from ...store.files import DiskFull
+from ...store.commitlog import Appended, IllegalMessage, is_topic
 from ...store.store import Store
 from ...wire import properties as properties_block
 from ...wire.bodies import GroupConfig, Perm, TopicConfig, TopicFilterType
@@ -30,7 +29,7 @@ from ...wire.headers import (
     SendMessageResponse,
     SendRefusal,
 )
-from ...wire.record import MAX_PROPERTIES, Draft
+from ...wire.record import MAX_PROPERTIES, MAX_TOPIC, Draft
 from ..config import Settings
 from ..groups import Groups
 from ..intake import Intake
@@ -75,6 +74,7 @@ class Sender:
         self._stats = stats
         self._now = now
         self._store_host = store_host
+        self._last_failure = ""
         self.id_prefix = (store_host.address + store_host.port.to_bytes(4)).hex().upper()
 
     # Sending.
@@ -212,6 +212,9 @@ class Sender:
         if isinstance(place, StoreError):
             return request.encode(self._refused(*self._why(place, len(draft.body))))
         self._stats.put(draft.topic, 1, place.size)
+        if self._last_failure:
+            log.info("messages are stored again")
+            self._last_failure = ""
         command = request.command
         if command.flag & CommandFlag.ONEWAY:
             return b""
@@ -254,10 +257,12 @@ class Sender:
 
     def _why(self, error: StoreError, body: int) -> tuple[int, str]:
         if isinstance(error, IllegalMessage):
+            self._stats.put_failed()
             return ResponseCode.MESSAGE_ILLEGAL, f"{self._too_large(body)} It is {error}."
-        if isinstance(error, DiskFull):
-            return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}"
-        log.error("a message could not be stored: %s", error)
+        self._stats.put_failed()
+        if str(error) != self._last_failure:  # once, not for each message
+            self._last_failure = str(error)
+            log.error("messages are refused: %s", error)
         return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}"
 
     def _too_large(self, size: int) -> str:
@@ -314,6 +319,9 @@ class Sender:
         if group.retry_queues <= 0:
             return Answer()
         name = retry_topic(header.group)
+        if len(name.encode()) > MAX_TOPIC or not is_topic(name):
+            why = f"the retry topic of group {header.group!r} can't be: too long, or with a / in it"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
         topic = self._topics.ensure(name, group.retry_queues, _UNIT_SUB if header.unit_mode else 0)
         if not topic.perm & Perm.WRITE:
             why = f"the topic[{name}] sending message is forbidden"

@@ -5,6 +5,7 @@ RocketMQ's `AdminBrokerProcessor` (4.9.4).
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from ...errors import ResponseError
 from ...net.server import Answer, Request
@@ -46,11 +47,17 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
+MOST_QUEUES: Final = 10_000  # of a topic: tools ask for all of them at once
+
+
 def create_topic(topics: Topics, header: CreateTopic, request: Request) -> Answer:
     """Or change it. `order` and the default topic are passed over, as RocketMQ does."""
     _check_name(topics, header.topic)
     if min(header.read_queue_nums, header.write_queue_nums) < 0:
         why = f"The topic[{header.topic}] can't have fewer than 0 queues"
+        raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+    if max(header.read_queue_nums, header.write_queue_nums) > MOST_QUEUES:
+        why = f"The topic[{header.topic}] can't have more than {MOST_QUEUES} queues"
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
     try:
         filter_type = TopicFilterType(header.topic_filter_type or TopicFilterType.SINGLE_TAG)
