@@ -58,6 +58,7 @@ _CLEAN: Final = 10.0
 _SWEEP: Final = 1.0
 _DISPATCH_SLICE: Final = 0.005
 _MOST_REST: Final = 0.05
+_UNWATCHED: Final = 0.004  # after an append, if no pull waits for it
 _VIP: Final = 2  # old clients send to the port this much lower
 
 
@@ -267,7 +268,7 @@ class Broker:
         self._dispatching = True
         since = self._clock() - self._last_dispatch
         rest = (1 if self._is_behind else 3) * min(self.dispatch_seconds, _MOST_REST)
-        pause = max(rest - since, 0.0 if self.holds.count else 0.001)
+        pause = max(rest - since, 0.0 if self.holds.count else _UNWATCHED)
         asyncio.get_running_loop().call_later(pause, self._dispatch)
 
     def _dispatch(self) -> None:
