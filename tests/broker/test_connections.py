@@ -170,7 +170,7 @@ def test_a_consumer_that_never_reads_costs_no_memory_and_slows_nobody(tmp_path: 
         async with LocalCluster(tmp_path, pull_bytes=2**20) as cluster, client(cluster) as peer:
             for _ in range(8):
                 await ask(peer, send_request("Big", 0, bytes(128 * 1024)))
-            pull = pull_request("slow", "Big", 0, 0)
+            pull = pull_request("slow", "Big", 0, 0, hold=PATIENCE)  # until it is queued
             await ask(peer, pull)
             before = anonymous_memory()
             with idle(cluster.broker) as slow:

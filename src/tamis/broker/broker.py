@@ -58,7 +58,7 @@ _CLEAN: Final = 10.0
 _SWEEP: Final = 1.0
 _DISPATCH_SLICE: Final = 0.005
 _MOST_REST: Final = 0.05
-_UNWATCHED: Final = 0.004  # after an append, if no pull waits for it
+_UNWATCHED: Final = 0.001  # after an append, if no pull waits for it
 _VIP: Final = 2  # old clients send to the port this much lower
 
 
