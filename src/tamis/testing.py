@@ -5,7 +5,7 @@ import os
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -168,7 +168,9 @@ class _LoopThread:
         self._ready.wait()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        from .net.aio import loop_factory
+
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             self._loop = runner.get_loop()
             self._loop.call_soon(self._ready.set)
             self._loop.run_forever()
@@ -180,14 +182,6 @@ class _LoopThread:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        return None
-    return uvloop.new_event_loop
 
 
 _SECTOR = 512  # what a disk writes whole or not at all

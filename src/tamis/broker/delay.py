@@ -265,14 +265,5 @@ def _delivered(message: StoredMessage) -> Draft:
         raise ValueError("it has no real topic")
     if topic == HALF_TOPIC:
         raise ValueError("a half message of a transaction can't be delayed")
-    return Draft(
-        topic=topic,
-        queue_id=int(properties.get(PropertyName.REAL_QUEUE, "")),
-        body=message.body,
-        properties=properties_block.encode(properties).encode(),
-        flag=message.flag,
-        sys_flag=message.sys_flag,
-        born_timestamp=message.born_timestamp,
-        born_host=message.born_host,
-        reconsume_times=message.reconsume_times,
-    )
+    queue_id = int(properties.get(PropertyName.REAL_QUEUE, ""))
+    return Draft.of(message, topic, queue_id, properties_block.encode(properties).encode())

@@ -448,14 +448,4 @@ def _copy(message: StoredMessage, topic: str, queue_id: int, checks: int | None 
         counted = message.properties | {CHECK_TIMES: str(checks)}
         longer = properties_block.encode(counted).encode()
         block = longer if len(longer) <= record.MAX_PROPERTIES else block
-    return Draft(
-        topic=topic,
-        queue_id=queue_id,
-        body=message.body,
-        properties=block,
-        flag=message.flag,
-        sys_flag=message.sys_flag,
-        born_timestamp=message.born_timestamp,
-        born_host=message.born_host,
-        reconsume_times=message.reconsume_times,
-    )
+    return Draft.of(message, topic, queue_id, block)

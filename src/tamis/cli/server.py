@@ -432,12 +432,14 @@ def _listening(what: str, host: str, port: int, option: str) -> Any:
 
 def _run(start: Start) -> None:
     """Until a signal. The first one stops in good order, a second one ends the process."""
+    from ..net.aio import loop_factory
+
     _raise_file_limit()
     slow = threading.Timer(_PATIENCE, _excuse)
     slow.daemon = True
     slow.start()
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(start, slow.cancel))
     finally:
         slow.cancel()
@@ -469,14 +471,6 @@ async def _serve(start: Start, ready: Callable[[], None]) -> None:
         if not stop.is_set():
             click.echo(f"tamis: ready: {told}")
         await stop.wait()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        return None
-    return uvloop.new_event_loop
 
 
 def _raise_file_limit() -> None:

@@ -14,7 +14,7 @@ from ..wire.command import Command
 from ..wire.connection import Connection
 from ..wire.frame import MAX_FRAME
 
-__all__ = ["Peer", "Take", "connect", "parse_address"]
+__all__ = ["Peer", "Take", "connect", "loop_factory", "parse_address"]
 
 log = logging.getLogger(__name__)
 
@@ -203,3 +203,12 @@ async def connect(
     except OSError as error:  # of several addresses, or of a name: not a ConnectionError
         raise ConnectionError(f"{address}: {error}") from error
     return peer
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Of the servers' event loop; None for asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return None
+    return uvloop.new_event_loop

@@ -83,6 +83,21 @@ class Draft:
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
 
+    @classmethod
+    def of(cls, message: StoredMessage, topic: str, queue_id: int, properties: bytes) -> "Draft":
+        """A stored message once more, for another queue and with other properties."""
+        return cls(
+            topic=topic,
+            queue_id=queue_id,
+            body=message.body,
+            properties=properties,
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            born_timestamp=message.born_timestamp,
+            born_host=message.born_host,
+            reconsume_times=message.reconsume_times,
+        )
+
     def encode(
         self, queue_offset: int, log_offset: int, store_timestamp: int, store_host: bytes
     ) -> bytes:

@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 from ...errors import CorruptRecord, ResponseError, StoreError
@@ -350,17 +351,9 @@ class Sender:
         else:
             level = header.delay_level or 3 + message.reconsume_times
             properties[PropertyName.DELAY] = str(level)
-        draft = Draft(
-            topic=name,
-            queue_id=queue_id,
-            body=message.body,
-            properties=properties_block.encode(properties).encode(),
-            flag=message.flag,
-            sys_flag=message.sys_flag,
-            born_timestamp=message.born_timestamp,
-            born_host=message.born_host,
-            reconsume_times=message.reconsume_times + 1,
-        )
+        block = properties_block.encode(properties).encode()
+        again = Draft.of(message, name, queue_id, block)
+        draft = replace(again, reconsume_times=message.reconsume_times + 1)
         try:
             await self._intake.store([draft])
         except StoreError as error:
