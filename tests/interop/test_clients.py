@@ -3,7 +3,6 @@ Apache's own. With TAMIS_TARGET=apache, against RocketMQ's servers instead of ou
 
 import functools
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 import pytest
 from interop import scenarios
 from interop.cluster import INSTEAD, Target, apache_cluster, our_cluster
-from interop.javaclient import JavaClient
+from interop.javaclient import LINES, JavaClient
 from interop.scenarios import SCENARIOS, SETTINGS, STRICT, STRICT_SCENARIOS
 
-# The newer client where interop is compulsory: a minute more, which `make test` has not.
-LINES = ("4.9", "5.3") if os.environ.get("TAMIS_INTEROP") == "required" else ("4.9",)
 # Where we mean to differ: RocketMQ answers a pull whose SQL does not compile with every message.
 DIFFERENCES = {"refused_pulls": {"bad sql in the pull": [23]}} if INSTEAD is None else {}
 
