@@ -41,10 +41,25 @@ COLUMNAR = (
 )
 HEAVY = {
     "pyspark": ("spark/", "pipeline/", "filter/engines/catalyst"),
-    "numpy": ("store/", "broker/_send", "spark/", "testing", *COLUMNAR),
-    "pyarrow": ("store/", "spark/", *COLUMNAR),
-    "numba": ("store/", *COLUMNAR),
-    "llvmlite": ("store/_crc", *COLUMNAR),
+    "numpy": (
+        "store/",
+        "broker/_send",
+        "client/columns",
+        "client/_walk",
+        "spark/",
+        "testing",
+        *COLUMNAR,
+    ),
+    "pyarrow": (
+        "store/",
+        "client/columns",
+        "client/compression",
+        "client/consumer",  # its type only
+        "spark/",
+        *COLUMNAR,
+    ),
+    "numba": ("store/", "client/_walk", *COLUMNAR),
+    "llvmlite": ("store/_crc", "client/_walk", *COLUMNAR),
 }
 
 MODULES = sorted(path.relative_to(SRC) for path in SRC.rglob("*.py"))

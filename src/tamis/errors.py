@@ -4,7 +4,13 @@
     ├── ProtocolError
     │   ├── LocalProtocolError   we broke the rules: a bug of the caller
     │   └── RemoteProtocolError  the peer did: its connection is of no more use
-    ├── ResponseError            a request was refused: .code .remark
+    ├── ResponseError            a request was refused: .code .remark .retriable
+    │   └── TopicNotFound, NoPermission, GroupNotFound, ConsumerOffline, SystemBusy, ...
+    ├── Unreachable              nobody answers at an address: also a ConnectionError
+    ├── SendFailed               no attempt to send succeeded: .attempts .tried .cause
+    ├── SubscriptionMismatch     members of a group want different messages
+    ├── ClientClosed             a producer or consumer that is not running was used
+    ├── InvalidMessage           a message that can't be sent: also a ValueError
     ├── FilterError
     │   ├── InvalidFilter        the text does not compile: .text .position .reason .hint
     │   │   ├── FilterSyntaxError    it is not an expression of the language
@@ -13,24 +19,42 @@
     ├── StoreError
     │   └── CorruptRecord        .file .offset .reason
     └── ConfigError              a setting out of its range
+        └── InvalidName          of a topic or group
 
 Facts are arguments; the sentence is built in `__str__`.
 """
 
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
 __all__ = [
+    "ClientClosed",
     "ConfigError",
+    "ConsumerOffline",
     "CorruptRecord",
     "Error",
     "FilterError",
     "FilterSyntaxError",
     "FilterTypeError",
     "FilterValueError",
+    "GroupNotFound",
     "InvalidFilter",
+    "InvalidMessage",
+    "InvalidName",
     "LocalProtocolError",
+    "NoPermission",
+    "NotFound",
     "ProtocolError",
     "RemoteProtocolError",
     "ResponseError",
+    "SendFailed",
+    "ServerFault",
+    "ServiceUnavailable",
     "StoreError",
+    "SubscriptionMismatch",
+    "SystemBusy",
+    "TopicNotFound",
+    "Unreachable",
     "place",
 ]
 
@@ -52,6 +76,20 @@ class ConfigError(Error):
     """A setting has a value it can't have."""
 
 
+class InvalidName(ConfigError):
+    """A topic or a group can't be called so."""
+
+    def __init__(self, what: str, name: str, reason: str) -> None:
+        super().__init__(what, name, reason)
+        self.what = what
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        shown = self.name if len(self.name) <= 40 else self.name[:39] + "…"
+        return f"{shown!r} can't be the name of a {self.what}: {self.reason}"
+
+
 class ProtocolError(Error):
     """The rules of the wire were broken."""
 
@@ -65,15 +103,156 @@ class RemoteProtocolError(ProtocolError):
 
 
 class ResponseError(Error):
-    """A request was answered with a code other than success. A server raises it to answer so."""
+    """A request was answered with a code other than success. A server raises it to answer so.
+
+    `retriable`: another broker, or the same one later, may well say yes (RocketMQ's
+    `retryResponseCodes`).
+    """
+
+    CODE: ClassVar[int | None] = None
+    retriable: ClassVar[bool] = False
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(code, remark)
         self.code = code
         self.remark = remark
 
+    @staticmethod
+    def of(code: int, remark: str | None) -> "ResponseError":
+        """Of the class that stands for the code."""
+        return _BY_CODE.get(code, ResponseError)(code, remark or "no reason was given")
+
     def __str__(self) -> str:
         return f"{self.remark} (code {int(self.code)})"
+
+
+class ServerFault(ResponseError):
+    """Whatever went wrong at the server."""
+
+    CODE = 1
+    retriable = True
+
+
+class SystemBusy(ResponseError):
+    """It has too much to do. Sending at once again would make it worse: not retried by itself."""
+
+    CODE = 2
+
+
+class ServiceUnavailable(ResponseError):
+    """It is stopping, or its disk is full."""
+
+    CODE = 14
+    retriable = True
+
+
+class NoPermission(ResponseError):
+    """The topic, the broker or the group forbids it."""
+
+    CODE = 16
+    retriable = True
+
+
+class TopicNotFound(ResponseError):
+    """No broker, or not this one, has the topic."""
+
+    CODE = 17
+    retriable = True
+
+
+class NotFound(ResponseError):
+    """There is no such message, offset or key."""
+
+    CODE = 22
+
+
+class GroupNotFound(ResponseError):
+    """The broker does not know the group, and may not make it."""
+
+    CODE = 26
+
+
+class ConsumerOffline(ResponseError):
+    """No member of the group is connected."""
+
+    CODE = 206
+
+
+_BY_CODE: Final = {one.CODE: one for one in ResponseError.__subclasses__()}
+
+
+class Unreachable(Error, ConnectionError):
+    """Nobody could be talked to at any of the addresses."""
+
+    def __init__(self, what: str, address: str, reason: str) -> None:
+        super().__init__(what, address, reason)
+        self.what = what
+        self.address = address
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the {self.what} at {self.address} can't be reached: {self.reason}"
+
+
+class SendFailed(Error):
+    """All attempts failed; `cause` is what the last one met, `tried` the brokers."""
+
+    def __init__(self, topic: str, tried: Sequence[str], seconds: float, cause: Exception) -> None:
+        super().__init__(topic, tried, seconds, cause)
+        self.topic = topic
+        self.tried = tuple(tried)
+        self.seconds = seconds
+        self.cause = cause
+        self.results: list[object] = []  # of a batch: a SendResult each, None for those not sent
+
+    @property
+    def attempts(self) -> int:
+        return len(self.tried)
+
+    def __str__(self) -> str:
+        times = "once" if self.attempts == 1 else f"{self.attempts} times"
+        where = ", ".join(dict.fromkeys(self.tried)) or "no broker"
+        return (
+            f"topic {self.topic}: not sent, tried {times} in {self.seconds:.1f} s ({where}):"
+            f" {str(self.cause) or type(self.cause).__name__}"
+        )
+
+
+class SubscriptionMismatch(Error):
+    """Another member of the group holds another filter for the topic: messages would be lost."""
+
+    def __init__(self, group: str, topic: str, ours: str, theirs: str, member: str) -> None:
+        super().__init__(group, topic, ours, theirs, member)
+        self.group = group
+        self.topic = topic
+        self.ours = ours
+        self.theirs = theirs
+        self.member = member
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group}: this member subscribes to {self.topic} with {self.ours}, member"
+            f" {self.member} with {self.theirs}; the broker keeps one of them for both and"
+            " messages are lost: give all members of a group the same subscriptions"
+        )
+
+
+class ClientClosed(Error):
+    """It was not started, or it is closed."""
+
+    def __init__(self, what: str, *, started: bool) -> None:
+        super().__init__(what, started)
+        self.what = what
+        self.started = started
+
+    def __str__(self) -> str:
+        if self.started:
+            return f"the {self.what} is closed: make a new one"
+        return f"the {self.what} is not started: use `async with`, or await its start() first"
+
+
+class InvalidMessage(Error, ValueError):
+    """A message RocketMQ would not take."""
 
 
 class FilterError(Error):

@@ -1,8 +1,11 @@
 """What a message is to everyone: names of properties, topics and flags, and kinds of offset."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from enum import IntFlag
 from typing import Final, NamedTuple, NewType
+
+from .errors import InvalidMessage
 
 __all__ = [
     "DELAY_TOPIC",
@@ -10,6 +13,7 @@ __all__ = [
     "LOOPBACK",
     "Host",
     "LogOffset",
+    "Message",
     "PropertyName",
     "QueueOffset",
     "StoredMessage",
@@ -30,8 +34,58 @@ class PropertyName:
     KEYS: Final = "KEYS"
     UNIQUE_KEY: Final = "UNIQ_KEY"
     DELAY: Final = "DELAY"
+    WAIT: Final = "WAIT"
     REAL_TOPIC: Final = "REAL_TOPIC"
     REAL_QUEUE: Final = "REAL_QID"
+    RETRY_TOPIC: Final = "RETRY_TOPIC"
+    ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+    RECONSUME_TIME: Final = "RECONSUME_TIME"
+    MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+    TRANSACTION_PREPARED: Final = "TRAN_MSG"
+    PRODUCER_GROUP: Final = "PGROUP"
+    CORRELATION_ID: Final = "CORRELATION_ID"
+    REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+    TTL: Final = "TTL"
+    CLUSTER: Final = "CLUSTER"
+    MESSAGE_TYPE: Final = "MSG_TYPE"
+
+
+# What users may not set by hand: `MessageConst.STRING_HASH_SET`.
+_RESERVED: Final = frozenset(
+    [
+        "KEYS",
+        "TAGS",
+        "WAIT",
+        "DELAY",
+        "RETRY_TOPIC",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "TRAN_MSG",
+        "PGROUP",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "BUYER_ID",
+        "ORIGIN_MESSAGE_ID",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "RECONSUME_TIME",
+        "UNIQ_KEY",
+        "MAX_RECONSUME_TIMES",
+        "CONSUME_START_TIME",
+        "INSTANCE_ID",
+        "CORRELATION_ID",
+        "REPLY_TO_CLIENT",
+        "TTL",
+        "ARRIVE_TIME",
+        "PUSH_REPLY_TIME",
+        "CLUSTER",
+        "MSG_TYPE",
+        "MSG_REGION",
+        "TRACE_ON",
+        "INNER_MULTI_QUEUE_OFFSET",
+    ]
+)
 
 
 class SysFlag(IntFlag):
@@ -69,6 +123,65 @@ class Host(NamedTuple):
 
 
 LOOPBACK: Final = Host(b"\x7f\0\0\1", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a producer sends. `delay_level` is 1 to 18: see `docs/client.md` for the times."""
+
+    topic: str
+    body: bytes  # text is taken too, and encoded as UTF-8
+    _: KW_ONLY
+    tags: str | None = None
+    keys: str | Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    delay_level: int = 0
+    flag: int = 0
+    wait_stored: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.body, str):
+            object.__setattr__(self, "body", self.body.encode())
+        elif not isinstance(self.body, bytes):
+            object.__setattr__(self, "body", bytes(self.body))
+        keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+        object.__setattr__(self, "keys", tuple(one for one in keys if one))
+        for name, value in self.properties.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise InvalidMessage(f"property {name!r} = {value!r}: names and values are text")
+            if name in _RESERVED:
+                raise InvalidMessage(
+                    f"property {name}: RocketMQ keeps this name for itself{_HINTS.get(name, '')}"
+                )
+            if not name.strip() or not value.strip():
+                raise InvalidMessage(
+                    f"property {name!r} = {value!r}: RocketMQ does not keep blank ones"
+                )
+
+    def all_properties(self) -> dict[str, str]:
+        """As they travel: with tags, keys and the like among them."""
+        made = dict(self.properties)
+        if self.keys:
+            made[PropertyName.KEYS] = " ".join(self.keys)
+        if self.tags:
+            made[PropertyName.TAGS] = self.tags
+        if self.delay_level:
+            made[PropertyName.DELAY] = str(self.delay_level)
+        made[PropertyName.WAIT] = "true" if self.wait_stored else "false"
+        for name, value in made.items():
+            if "\x01" in name or "\x01" in value or "\x02" in name or "\x02" in value:
+                raise InvalidMessage(
+                    f"property {name!r} = {value!r}: \\x01 and \\x02 separate properties"
+                )
+        return made
+
+
+_HINTS: Final = {
+    "TAGS": "; give tags=",
+    "KEYS": "; give keys=",
+    "DELAY": "; give delay_level=",
+    "WAIT": "; give wait_stored=",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

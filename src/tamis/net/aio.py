@@ -29,7 +29,8 @@ class Peer(asyncio.Protocol):
     """Whoever is at the other end. `on_requests` gets all that came in one piece, at once.
 
     `take` is asked first, with bytes that begin with a whole frame: it may serve requests from the
-    start on in a way of its own, and gives how many bytes that was.
+    start on in a way of its own, and gives how many bytes that was. `holds_back`: one that does not
+    read is not read from, as servers do; if both sides did, both might wait for ever.
     """
 
     def __init__(
@@ -38,9 +39,13 @@ class Peer(asyncio.Protocol):
         on_close: Callable[["Peer"], None] | None = None,
         max_frame: int = MAX_FRAME,
         take: Take | None = None,
+        *,
+        holds_back: bool = True,
     ) -> None:
         self._on_requests = on_requests
         self._take = take
+        self._holds_back = holds_back
+        self._drained: asyncio.Future[None] | None = None
         self._on_close = on_close
         self._wire = Connection(max_frame)
         self._waiting: dict[int, asyncio.Future[Command]] = {}
@@ -95,11 +100,16 @@ class Peer(asyncio.Protocol):
     def pause_writing(self) -> None:
         """It does not read its answers: then it is not asked for more requests either."""
         self._is_full = True
+        if not self._holds_back:
+            return
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._is_full = False
+        if not self._holds_back:
+            self._wake()
+            return
         requests, self._postponed = self._postponed, []
         if requests:
             self._on_requests(self, requests)
@@ -114,10 +124,23 @@ class Peer(asyncio.Protocol):
                 waiting.set_exception(ConnectionError(f"{self} closed the connection"))
         self._waiting.clear()
         self._postponed.clear()
+        self._wake()
         if self._on_close is not None:
             self._on_close(self)
 
+    def _wake(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
     # Called by us.
+
+    async def drained(self) -> None:
+        """It takes more, or it is gone. For clients."""
+        while self._is_full and not self.is_closed:
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
 
     def write(self, data: bytes) -> None:
         """Whole frames. Dropped if the connection is gone: its peer can't be told anything."""
@@ -149,18 +172,27 @@ class Peer(asyncio.Protocol):
 
     async def ask(self, request: Command, timeout: float) -> Command:
         """Its answer. Raises TimeoutError or ConnectionError."""
+        opaque, waiting = self.post(request)
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiting
+        finally:
+            self.forget(opaque)
+
+    def post(self, request: Command) -> tuple[int, "asyncio.Future[Command]"]:
+        """As `ask`, for those who don't wait here and keep time themselves: `forget` what is not
+        waited for any more."""
         if self.is_closed:
             raise ConnectionError(f"{self} closed the connection")
         opaque, data = self._wire.ask(request)
         waiting: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         self._waiting[opaque] = waiting
         self.write(data)
-        try:
-            async with asyncio.timeout(timeout):
-                return await waiting
-        finally:
-            self._waiting.pop(opaque, None)
-            self._wire.settle(opaque)
+        return opaque, waiting
+
+    def forget(self, opaque: int) -> None:
+        self._waiting.pop(opaque, None)
+        self._wire.settle(opaque)
 
     @property
     def host(self) -> str:
@@ -196,7 +228,7 @@ async def connect(
     try:
         async with asyncio.timeout(timeout):
             _, peer = await asyncio.get_running_loop().create_connection(
-                lambda: Peer(on_requests, on_close), host, port
+                lambda: Peer(on_requests, on_close, holds_back=False), host, port
             )
     except TimeoutError:
         raise TimeoutError(f"{address} did not accept a connection in {timeout:g} s") from None

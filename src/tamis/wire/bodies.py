@@ -14,6 +14,7 @@ __all__ = [
     "CheckClientConfig",
     "ClusterInfo",
     "Connection",
+    "ConsumeDirectlyResult",
     "ConsumeFromWhere",
     "ConsumeStats",
     "ConsumeType",
@@ -37,8 +38,10 @@ __all__ = [
     "ProducerConnection",
     "ProducerData",
     "QueueData",
+    "QueueReport",
     "Registration",
     "ResetOffsets",
+    "RunningInfo",
     "Subscription",
     "TimeSpan",
     "TimeSpans",
@@ -319,6 +322,42 @@ class ResetOffsetsOfCpp:
 class ConsumerStatus:
     by_client: Annotated[dict[str, dict[MessageQueue, int]], "consumerTable"]
     queues: Annotated[dict[MessageQueue, int], "messageQueueTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueReport:
+    """What a member of a group says of a queue it reads (`ProcessQueueInfo`)."""
+
+    commit_offset: int = 0
+    first_cached: Annotated[int, "cachedMsgMinOffset"] = 0
+    last_cached: Annotated[int, "cachedMsgMaxOffset"] = 0
+    cached: Annotated[int, "cachedMsgCount"] = 0
+    cached_mib: Annotated[int, "cachedMsgSizeInMiB"] = 0
+    locked: bool = False
+    last_lock_timestamp: int = 0
+    dropped: Annotated[bool, "droped"] = False
+    last_pull_timestamp: int = 0
+    last_consume_timestamp: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningInfo:
+    """What a member of a group says of itself (`ConsumerRunningInfo`)."""
+
+    properties: dict[str, str]
+    subscriptions: Annotated[list[Subscription], "subscriptionSet"]
+    queues: Annotated[dict[MessageQueue, QueueReport], "mqTable"]
+    rates: Annotated[dict[str, dict[str, float]], "statusTable"] = field(default_factory=dict)
+    stack: Annotated[str | None, "jstack"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeDirectlyResult:
+    order: bool = False
+    auto_commit: bool = True
+    result: Annotated[str, "consumeResult"]
+    remark: str | None = None
+    millis: Annotated[int, "spentTimeMills"] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

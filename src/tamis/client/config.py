@@ -1,0 +1,176 @@
+"""Settings of producers and consumers. Durations are seconds, sizes are bytes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+from ..errors import ConfigError, InvalidName
+from ..wire.bodies import MessageModel, MessageQueue
+
+__all__ = [
+    "ClientConfig",
+    "ConsumerConfig",
+    "ProducerConfig",
+    "Start",
+    "Strategy",
+    "check_group",
+    "check_topic",
+]
+
+Start = Literal["first", "last"] | float | datetime
+Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
+
+_KIB: Final = 1024
+_MIB: Final = 1024 * _KIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig:
+    """What all clients have."""
+
+    # Who it is. The three make up the client id, by which brokers and other members know it.
+    instance_name: str = ""  # a process and a number, if not given; two clients must not share one
+    client_ip: str = ""  # this machine's, if not given
+    unit_name: str = ""
+
+    timeout: float = 3.0  # for the answer to a request, all attempts included
+    connect_timeout: float = 3.0
+    route_interval: float = 30.0  # between looks at the name server; a new broker is seen this late
+    heartbeat_interval: float = 30.0  # brokers forget a client after 120 s
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "connect_timeout", "route_interval", "heartbeat_interval"):
+            _check(self, name, 0.001, 3600.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerConfig(ClientConfig):
+    retries: int = 2  # after the first attempt, each on another broker if there is one
+    avoid_slow_brokers: bool = True  # those that failed or were slow are left alone for a while
+    retry_when_not_durable: bool = False  # stored, but not flushed or copied in time: send again?
+    default_topic: str = "TBW102"  # whose brokers may create a topic that is not there yet
+    default_queues: int = 4  # of a topic made by sending to it
+
+    compress_over: int = 4 * _KIB  # a body this long or longer is compressed: CPU for bytes
+    compress_level: int = 5
+    max_message_size: int = 4 * _MIB  # brokers refuse longer ones by default
+    max_in_flight: int = 1024  # sends without an answer yet; more wait their turn
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, "retries", 0, 100)
+        _check(self, "default_queues", 1, 10_000)
+        _check(self, "compress_over", 0, 2**31)
+        _check(self, "compress_level", 0, 9)
+        _check(self, "max_message_size", 1, 16 * _MIB)
+        _check(self, "max_in_flight", 1, 65_535)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerConfig(ClientConfig):
+    model: Literal["clustering", "broadcasting"] = "clustering"  # one member gets it, or each
+    # Where a group begins that has no offset yet. RocketMQ's brokers give a new group the first
+    # message of a topic they still hold from its beginning, whatever this says.
+    start: Start = "last"
+    strategy: str | Strategy = "AVG"  # who gets which queue; the same for all members of a group
+    wait_for_topics: bool = False  # one that is not there yet is an error, unless this is set
+    strict_subscriptions: bool = False  # refuse, not only warn, when members subscribe differently
+    max_reconsume_times: int = -1  # then the dead letter topic; -1: 16, or no end if ordered
+    suspend: float = 1.0  # before an ordered queue is tried again after a failure
+    handler_timeout: float = 900.0  # then a message is given up and sent back to be retried
+    drain: float = 10.0  # for handlers to end in when a consumer is closed
+    auto_commit: bool = True  # of the pull style: what was worked off, every commit_interval
+    commit_interval: float = 5.0  # what was done in it is done again after a crash
+    rebalance_interval: float = 20.0  # brokers tell of changes too; this is for when they can't
+    offsets_directory: str = ""  # of broadcasting consumers; ~/.rocketmq_offsets if not given
+
+    concurrency: int = 20  # handlers at a time, and threads for those that are no coroutines
+    handler_batch: int = 1  # messages a call; a handler is given a list if it is more than one
+    pull_size: int = 32  # messages a pull; brokers give no more than their own limit
+    hold: float = 15.0  # how long a broker waits for messages before it says there are none
+    max_queue_messages: int = 1000  # of one queue in memory, at which it is not pulled from
+    max_queue_bytes: int = 100 * _MIB
+    max_span: int = 2000  # offsets between the first and the last message not consumed yet
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model not in ("clustering", "broadcasting"):
+            raise ConfigError(f"model = {self.model!r}: it is clustering or broadcasting")
+        if isinstance(self.start, str) and self.start not in ("first", "last"):
+            raise ConfigError(
+                f"start = {self.start!r}: it is 'first', 'last', seconds since 1970 or a datetime"
+            )
+        for name in ("suspend", "handler_timeout", "commit_interval", "rebalance_interval"):
+            _check(self, name, 0.001, 86_400.0)
+        _check(self, "drain", 0.0, 86_400.0)
+        _check(self, "hold", 0.0, 600.0)
+        _check(self, "max_reconsume_times", -1, 2**31 - 1)
+        _check(self, "concurrency", 1, 1000)
+        _check(self, "handler_batch", 1, 1024)
+        _check(self, "pull_size", 1, 1024)
+        _check(self, "max_queue_messages", 1, 65_535)
+        _check(self, "max_queue_bytes", 1, 1024 * _MIB)
+        _check(self, "max_span", 1, 65_535)
+
+    @property
+    def message_model(self) -> MessageModel:
+        return MessageModel(self.model.upper())
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.model == "broadcasting"
+
+    @property
+    def start_timestamp(self) -> int | None:
+        """In milliseconds, if it starts by time."""
+        if isinstance(self.start, str):
+            return None
+        seconds = self.start.timestamp() if isinstance(self.start, datetime) else self.start
+        return int(seconds * 1000)
+
+
+def _check(config: object, name: str, low: float, high: float) -> None:
+    value = getattr(config, name)
+    if not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ConfigError(f"{name} = {value!r}: it takes {low:,} to {high:,}")
+
+
+_NAME: Final = frozenset("%|-_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_SYSTEM_TOPICS: Final = frozenset(
+    [
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    ]
+)
+_DEFAULT_GROUPS: Final = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
+
+
+def check_group(name: str) -> str:
+    """Raises InvalidName for what RocketMQ's own clients refuse (`Validators.checkGroup`)."""
+    _check_name("group", name, 255)
+    if name in _DEFAULT_GROUPS:
+        raise InvalidName("group", name, "RocketMQ keeps it for itself; choose one of your own")
+    return name
+
+
+def check_topic(name: str, *, to_send: bool = False) -> str:
+    """Raises InvalidName."""
+    _check_name("topic", name, 127)
+    if to_send and name in _SYSTEM_TOPICS:
+        raise InvalidName("topic", name, "RocketMQ keeps it for itself")
+    return name
+
+
+def _check_name(what: str, name: str, longest: int) -> None:
+    if not name.strip():
+        raise InvalidName(what, name, "it is empty")
+    if len(name) > longest:
+        raise InvalidName(what, name, f"it has {len(name)} characters, at most {longest} are taken")
+    for one in name:
+        if one not in _NAME:
+            raise InvalidName(what, name, f"{one!r} is none of letters, digits, %, |, - and _")

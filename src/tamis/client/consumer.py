@@ -1,0 +1,537 @@
+"""The pull consumer: messages are taken, one by one, many at a time, or as Arrow record batches.
+
+What was pulled lies here as it came until it is asked for. A message, or a batch, counts as worked
+off when the next one is asked for, when `commit` is called, or when the `async with` ends without
+an exception: offsets never pass one that was not.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from ..errors import ConfigError, Error
+from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
+from . import offsets as offset_queries
+from .config import ConsumerConfig, check_group
+from .fetching import Pulled, Puller, Stream
+from .membership import Member
+from .offsets import BrokerOffsets, LocalOffsets, Offsets, start_of
+from .received import ReceivedMessage, decode_all
+from .remote import Remote
+from .session import Session, every
+from .subscriptions import subscription
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+__all__ = ["Consumer"]
+
+log = logging.getLogger(__name__)
+
+_DEFAULTS: Final = ConsumerConfig()
+_MOST_BYTES: Final = 256 * 2**20  # of the bodies of a record batch
+
+
+@dataclass(slots=True)
+class _Piece:
+    """An answer to a pull, or what is left of it."""
+
+    body: bytes
+    next_offset: int
+    count: int  # at most so many messages
+    messages: deque[ReceivedMessage] | None = None  # once they are looked at one by one
+
+
+class Inbox(Stream):
+    """A queue that is read, and what came of it and was not taken yet."""
+
+    def __init__(self, queue: MessageQueue, offset: int) -> None:
+        super().__init__(queue, offset)
+        self.pieces: deque[_Piece] = deque()
+        self.count = 0
+        self.bytes = 0
+        self.position = offset  # of the next message to be taken
+        self.done = offset  # all before it is worked off
+        self.committed: int | None = None
+
+
+class Consumer:
+    """Takes the messages of its subscriptions, or of the queues it is assigned.
+
+    Made and used in one event loop; `async with` starts and closes it.
+    """
+
+    def __init__(self, nameserver: str, group: str, *, config: ConsumerConfig = _DEFAULTS) -> None:
+        self.group = check_group(group)
+        self.config = config
+        self.started = 0.0
+        self._session = Session("consumer", nameserver, config, suffix="STREAM")
+        self._member = Member(
+            self._session,
+            group,
+            config,
+            self,
+            consume_type=ConsumeType.CONSUME_ACTIVELY,
+            on_error=self._fail,
+        )
+        self._assigned: list[MessageQueue] | None = None
+        self._assigned_filters: dict[str, Subscription] = {}
+        self._puller = Puller(self._session, group, config, posts=True)
+        self._offsets: Offsets
+        if config.is_broadcasting:
+            self._offsets = LocalOffsets(config.offsets_directory, self.client_id, group)
+        else:
+            self._offsets = BrokerOffsets(self._session, group)
+        self._inboxes: dict[MessageQueue, Inbox] = {}
+        self._turns: deque[Inbox] = deque()  # those with something in them, each once
+        self._arrived = asyncio.Event()
+        self._taken: dict[MessageQueue, tuple[Inbox, int]] = {}  # and not known to be worked off
+        self._error: Exception | None = None
+        self._remote = Remote(self)
+
+    @property
+    def client_id(self) -> str:
+        return self._session.client_id
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues it reads now."""
+        return sorted(self._inboxes)
+
+    # What to read
+
+    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:
+        """Shared with the other members of the group. Raises InvalidFilter, with the column."""
+        if self._assigned is not None:
+            raise ConfigError("a consumer is assigned queues or subscribes to topics, not both")
+        self._member.subscribe(subscription(topic, tags, sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        self._member.unsubscribe(topic)
+
+    def assign(
+        self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None
+    ) -> None:
+        """These queues, whoever else reads them: it does not take part in the sharing. Before the
+        start, or again while it runs."""
+        if self._member.subscriptions:
+            raise ConfigError("a consumer is assigned queues or subscribes to topics, not both")
+        self._assigned = sorted(set(queues))
+        topics = {queue.topic for queue in self._assigned}
+        self._assigned_filters = {topic: subscription(topic, tags, sql) for topic in topics}
+        if self._session.is_running:
+            self._session.spawn(self._take_up_assigned())
+
+    @property
+    def subscriptions(self) -> dict[str, Subscription]:
+        return dict(self._member.subscriptions or self._assigned_filters)
+
+    # Its life
+
+    async def start(self) -> None:
+        """Raises Unreachable, TopicNotFound, SubscriptionMismatch, ResponseError."""
+        if self._assigned is None and not self._member.subscriptions:
+            raise ConfigError(
+                f"group {self.group}: it reads nothing; call subscribe or assign first"
+            )
+        await self._session.start()
+        self.started = time.time()
+        try:
+            if self._assigned is None:
+                await self._member.join()
+            else:
+                for topic in self._assigned_filters:
+                    await self._session.routes.get(topic)
+                await self._take_up_assigned()
+        except BaseException:
+            await self._session.close()
+            raise
+        if self.config.auto_commit:
+            self._session.spawn(every(self.config.commit_interval, self._save))
+
+    async def close(self) -> None:
+        """Saves how far it came, if it commits by itself."""
+        if self._session.is_running and self.config.auto_commit:
+            await self._save()
+        for inbox in self._inboxes.values():
+            inbox.drop()
+        self._arrived.set()
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._settle()
+        await self.close()
+
+    def _fail(self, error: Exception) -> None:
+        log.error("group %s: %s", self.group, error)
+        self._error = error
+        self._arrived.set()
+
+    # Taking messages
+
+    def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        """Ends when the consumer is closed."""
+        self._settle()
+        while True:
+            message = self._take_one()
+            if message is not None:
+                return message
+            if not await self._wait(None):
+                raise StopAsyncIteration
+
+    async def getmany(self, limit: int = 500, timeout: float = 5.0) -> list[ReceivedMessage]:
+        """As many as there are, up to `limit`; none if none come within `timeout` seconds."""
+        self._session.check()
+        self._settle()
+        deadline = time.monotonic() + timeout
+        found: list[ReceivedMessage] = []
+        while True:
+            while len(found) < limit and (message := self._take_one()) is not None:
+                found.append(message)
+            if found or not await self._wait(deadline):
+                return found
+
+    async def batches(
+        self,
+        *,
+        rows: int = 65_536,
+        linger: float = 0.1,
+        columns: Sequence[str] | None = None,
+        properties: Sequence[str] | None = None,
+        idle: float | None = None,
+    ) -> "AsyncIterator[pa.RecordBatch]":
+        """Arrow record batches of about `rows` messages, or of what came within `linger` seconds
+        of the first. `columns` are those wanted, all if not given; `properties` are given columns
+        of their own. Ends when the consumer is closed, or nothing came for `idle` seconds.
+        """
+        from .columns import Chunk, decode
+
+        self._session.check()
+        while True:
+            self._settle()
+            taken = await self._take_pieces(rows, linger, idle)
+            if not taken:
+                return
+            by_tags: dict[frozenset[str], list[Chunk]] = {}
+            for queue, body in taken:
+                chunk = Chunk(queue.broker_name, queue.topic, body)
+                by_tags.setdefault(self._tags(queue.topic), []).append(chunk)
+            for tags, chunks in by_tags.items():
+                batch = decode(chunks, columns=columns, properties=properties, tags=tags)
+                if batch.num_rows:
+                    yield batch
+
+    def _tags(self, topic: str) -> frozenset[str]:
+        """For the second, exact look: the broker compares hashes."""
+        one = self._filter(topic)
+        return frozenset(one.tags) if one is not None else frozenset()
+
+    def _filter(self, topic: str) -> Subscription | None:
+        return self._member.subscriptions.get(topic) or self._assigned_filters.get(topic)
+
+    def _take_one(self) -> ReceivedMessage | None:
+        while self._turns:
+            inbox = self._turns[0]
+            if inbox.is_dropped or not inbox.pieces:
+                self._turns.popleft()
+                continue
+            piece = inbox.pieces[0]
+            if piece.messages is None:
+                tags = self._tags(inbox.queue.topic)
+                found = decode_all(piece.body, inbox.queue) if piece.body else ()
+                piece.messages = deque(one for one in found if not tags or one.tags in tags)
+            message = piece.messages.popleft() if piece.messages else None
+            if not piece.messages:
+                self._finish_piece(inbox)
+                self._turns.rotate(-1)  # a queue's turn is as long as one answer of a pull
+                reached = piece.next_offset
+            else:
+                assert message is not None
+                reached = message.offset + 1
+            self._hand_out(inbox, reached)
+            if message is not None:
+                return message
+        return None
+
+    async def _take_pieces(
+        self, rows: int, linger: float, idle: float | None
+    ) -> list[tuple[MessageQueue, bytes]]:
+        """Whole answers of pulls, with something in them; none if there will be no more."""
+        found: list[tuple[MessageQueue, bytes]] = []
+        count = size = 0
+        deadline = None if idle is None else time.monotonic() + idle
+        while True:
+            while self._turns and count < rows and size < _MOST_BYTES:
+                inbox = self._turns.popleft()
+                if inbox.is_dropped or not inbox.pieces:
+                    continue
+                self._turns.append(inbox)
+                piece = inbox.pieces[0]
+                self._finish_piece(inbox)
+                self._hand_out(inbox, piece.next_offset)
+                if piece.messages is not None:  # begun by one who took single messages
+                    raise Error("messages were taken from this consumer one by one: go on so")
+                if piece.body:
+                    if not found:
+                        deadline = time.monotonic() + linger
+                    found.append((inbox.queue, piece.body))
+                    count += piece.count
+                    size += len(piece.body)
+            if count >= rows or size >= _MOST_BYTES or not await self._wait(deadline):
+                return found
+
+    def _finish_piece(self, inbox: Inbox) -> None:
+        piece = inbox.pieces.popleft()
+        inbox.count -= piece.count
+        inbox.bytes -= len(piece.body)
+        self._limit(inbox)
+
+    def _hand_out(self, inbox: Inbox, reached: int) -> None:
+        inbox.position = reached
+        self._taken[inbox.queue] = (inbox, reached)
+
+    def _settle(self) -> None:
+        """What was handed out is worked off."""
+        for inbox, reached in self._taken.values():
+            inbox.done = reached
+        self._taken.clear()
+
+    async def _wait(self, deadline: float | None) -> bool:
+        """For something to come; False if nothing will, or not in time. Raises what went wrong."""
+        while not self._turns:
+            if self._error is not None:
+                raise self._error
+            if not self._session.is_running:
+                return False
+            self._arrived.clear()
+            if deadline is None:
+                await self._arrived.wait()
+                continue
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                async with asyncio.timeout(left):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    # Queues come and go: called by the member
+
+    @property
+    def held(self) -> Collection[MessageQueue]:
+        return self._inboxes.keys()
+
+    async def gain(self, queues: list[MessageQueue]) -> None:
+        for queue in queues:
+            try:
+                offset = await self._offsets.load(queue)
+                if offset is None:
+                    offset = await start_of(self._session, queue, self.config)
+            except (Error, TimeoutError) as error:
+                log.warning("%s: not taken up yet: %s", queue, error)
+                continue
+            self._take_up(queue, offset)
+
+    async def _take_up_assigned(self) -> None:
+        assert self._assigned is not None
+        wanted, held = set(self._assigned), set(self._inboxes)
+        await self.lose(sorted(held - wanted))
+        await self.gain(sorted(wanted - held))
+
+    def _take_up(self, queue: MessageQueue, offset: int, *, paused: bool = False) -> None:
+        inbox = self._inboxes[queue] = Inbox(queue, offset)
+        inbox.is_paused = paused
+        inbox.begin(self._session, self._puller, self._filter, self._came, self._fail)
+
+    async def lose(self, queues: list[MessageQueue]) -> None:
+        lost = [one for queue in queues if (one := self._inboxes.pop(queue, None)) is not None]
+        for inbox in lost:
+            inbox.drop()
+            self._taken.pop(inbox.queue, None)
+        if self.config.auto_commit:
+            await self._save_some(lost)
+
+    async def restart(self, offsets: dict[MessageQueue, int]) -> None:
+        """From other offsets, forwards or back, as an operator has it."""
+        for queue, offset in offsets.items():
+            if queue in self._inboxes:
+                log.warning("%s: reset to %d", queue, offset)
+                self._move(queue, offset)
+                await self._offsets.save({queue: offset})
+
+    def _move(self, queue: MessageQueue, offset: int) -> None:
+        inbox = self._inboxes[queue]
+        inbox.drop()
+        self._taken.pop(queue, None)
+        self._take_up(queue, offset, paused=inbox.is_paused)
+
+    def _came(self, stream: Stream, pulled: Pulled) -> None:
+        inbox = self._inboxes.get(stream.queue)
+        if inbox is not stream or inbox is None:
+            return
+        if pulled.is_moved:
+            log.warning(
+                "%s: there is nothing at offset %d (first %d, end %d): on from %d",
+                *(inbox.queue, pulled.offset, pulled.min_offset, pulled.max_offset),
+                pulled.next_offset,
+            )
+        count = min(max(pulled.next_offset - pulled.offset, 0), self.config.pull_size)
+        if not pulled.body:
+            if not inbox.pieces:  # all before was handed out: what did not match is passed
+                inbox.position = pulled.next_offset
+                if inbox.queue not in self._taken:
+                    inbox.done = pulled.next_offset
+            return
+        if not inbox.pieces:
+            self._turns.append(inbox)
+        inbox.pieces.append(_Piece(pulled.body, pulled.next_offset, count))
+        inbox.count += count
+        inbox.bytes += len(pulled.body)
+        self._limit(inbox)
+        self._arrived.set()
+
+    def _limit(self, inbox: Inbox) -> None:
+        config = self.config
+        was = inbox.is_full
+        inbox.is_full = (
+            inbox.count >= config.max_queue_messages or inbox.bytes >= config.max_queue_bytes
+        )
+        if was and not inbox.is_full:
+            inbox.changed()
+
+    # Where it is
+
+    def position(self, queue: MessageQueue) -> int | None:
+        """The offset of the next message it will give; None if it does not read the queue."""
+        inbox = self._inboxes.get(queue)
+        return None if inbox is None else inbox.position
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Raises ConfigError if it does not read the queue, or the offset is not there."""
+        self._check_held(queue)
+        first, last = await self.first_offset(queue), await self.last_offset(queue)
+        if not first <= offset <= last:
+            raise ConfigError(f"{queue} has offsets {first} to {last}: {offset} is none of them")
+        if queue in self._inboxes:
+            self._move(queue, offset)
+
+    async def seek_to_first(self, *queues: MessageQueue) -> None:
+        """Of all queues if none is given; and so with the others."""
+        for queue in queues or self.assignment:
+            self._check_held(queue)
+            self._move(queue, await self.first_offset(queue))
+
+    async def seek_to_last(self, *queues: MessageQueue) -> None:
+        for queue in queues or self.assignment:
+            self._check_held(queue)
+            self._move(queue, await self.last_offset(queue))
+
+    async def seek_to_time(self, timestamp: int, *queues: MessageQueue) -> None:
+        """Milliseconds: the first message stored then or later."""
+        for queue in queues or self.assignment:
+            self._check_held(queue)
+            self._move(queue, await self.offset_at(queue, timestamp))
+
+    def _check_held(self, queue: MessageQueue) -> None:
+        self._session.check()
+        if queue not in self._inboxes:
+            raise ConfigError(f"{queue} is not read by this consumer: see its assignment")
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """No more is asked for; what is here already is kept, and given."""
+        for queue in queues or self.assignment:
+            self._check_held(queue)
+            self._inboxes[queue].is_paused = True
+
+    def resume(self, *queues: MessageQueue) -> None:
+        for queue in queues or self.assignment:
+            self._check_held(queue)
+            self._inboxes[queue].is_paused = False
+            self._inboxes[queue].changed()
+
+    async def commit(self) -> None:
+        """All that was handed out is worked off, and saved. Raises Error, TimeoutError."""
+        self._session.check()
+        self._settle()
+        await self._save_all(list(self._inboxes.values()))
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset as it is saved."""
+        return await self._offsets.load(queue)
+
+    async def _save(self) -> None:
+        await self._save_some(list(self._inboxes.values()))
+
+    async def _save_some(self, inboxes: list[Inbox]) -> None:
+        try:
+            await self._save_all(inboxes)
+        except (Error, TimeoutError) as error:
+            log.warning("group %s: offsets are not saved, tried again: %s", self.group, error)
+
+    async def _save_all(self, inboxes: list[Inbox]) -> None:
+        changed = {one.queue: one.done for one in inboxes if one.done != one.committed}
+        if changed:
+            await self._offsets.save(changed)
+            for inbox in inboxes:
+                if inbox.queue in changed:
+                    inbox.committed = changed[inbox.queue]
+
+    def reports(self) -> dict[MessageQueue, QueueReport]:
+        """What it tells brokers of its queues."""
+        return {
+            inbox.queue: QueueReport(
+                commit_offset=inbox.done,
+                first_cached=inbox.position,
+                last_cached=max(inbox.next_offset - 1, 0),
+                cached=inbox.count,
+                cached_mib=inbox.bytes >> 20,
+                last_pull_timestamp=int(inbox.last_pull * 1000),
+                last_consume_timestamp=int(time.time() * 1000),
+            )
+            for inbox in self._inboxes.values()
+        }
+
+    # What there is
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """Those that can be read. Raises TopicNotFound, Unreachable."""
+        await self._session.start()
+        return await self._session.routes.read_queues(topic)
+
+    async def first_offset(self, queue: MessageQueue) -> int:
+        await self._session.start()
+        return await offset_queries.first_offset(self._session, queue)
+
+    async def last_offset(self, queue: MessageQueue) -> int:
+        """Of the message to come."""
+        await self._session.start()
+        return await offset_queries.last_offset(self._session, queue)
+
+    async def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
+        """Of the first message stored then (milliseconds) or later."""
+        await self._session.start()
+        return await offset_queries.offset_at(self._session, queue, timestamp)

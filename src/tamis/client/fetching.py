@@ -1,0 +1,209 @@
+"""Pulling: what is asked of a broker, and the loop that reads one queue from an offset on."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import (
+    ConsumerOffline,
+    Error,
+    GroupNotFound,
+    NoPermission,
+    ResponseError,
+    TopicNotFound,
+    Unreachable,
+)
+from ..wire import headers
+from ..wire.bodies import MessageQueue, Subscription
+from ..wire.codes import Language, PullFlag, RequestCode, ResponseCode
+from ..wire.command import Command
+from .config import ConsumerConfig
+from .routes import MASTER
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["Pulled", "Puller", "Stream"]
+
+log = logging.getLogger(__name__)
+
+_FOUND: Final = int(ResponseCode.SUCCESS)
+_NOTHING: Final = (int(ResponseCode.PULL_NOT_FOUND), int(ResponseCode.PULL_RETRY_IMMEDIATELY))
+_MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
+# The broker does not know (yet) what this member subscribes to: a heartbeat tells it.
+_UNKNOWN_TO_BROKER: Final = frozenset(
+    (
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_LATEST,
+    )
+)
+# Not mended by trying again, if it is the first thing a broker says.
+_FATAL: Final = (NoPermission, GroupNotFound, TopicNotFound, ConsumerOffline)
+_PAUSE: Final = 1.0  # seconds before a pull that failed is tried again
+_SHORT_PAUSE: Final = 0.1
+_MARGIN: Final = 15.0  # seconds a broker may take beyond the time it was asked to wait
+
+
+@dataclass(slots=True)
+class Pulled:
+    """An answer: records as they lie in the log, or none, and where to go on."""
+
+    body: bytes
+    offset: int  # asked for
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    is_moved: bool = False  # there is nothing at the offset that was asked for
+
+
+class Puller:
+    """For one consumer. `posts`: each pull carries its own filter; if not, the broker has it from
+    the heartbeat."""
+
+    def __init__(
+        self, session: "Session", group: str, config: ConsumerConfig, *, posts: bool
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._config = config
+        self._posts = posts
+        self._flag = int(PullFlag.SUSPEND) if config.hold else 0
+        if posts:
+            self._flag |= int(PullFlag.SUBSCRIPTION | PullFlag.LITE_PULL)
+        self._brokers: dict[MessageQueue, int] = {}  # which broker id is to be asked, if said so
+
+    async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription) -> Pulled:
+        """Raises ResponseError, Unreachable, TimeoutError."""
+        session, config = self._session, self._config
+        broker_id = self._brokers.get(queue, MASTER)
+        address = session.routes.any_address(queue.broker_name, broker_id)
+        if address is None:
+            address = await session.routes.master(queue.broker_name)
+        fields = {  # of `headers.PullMessage`; written out, since it is done for every pull
+            "consumerGroup": self._group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "queueOffset": str(offset),
+            "maxMsgNums": str(config.pull_size),
+            "sysFlag": str(self._flag),
+            "commitOffset": "0",
+            "suspendTimeoutMillis": str(int(config.hold * 1000)),
+            "subVersion": str(subscription.version),
+            "expressionType": subscription.expression_type or "TAG",
+        }
+        if self._posts:
+            fields["subscription"] = subscription.expression
+        request = Command(code=RequestCode.PULL_MESSAGE, fields=fields, language=Language.PYTHON)
+        peer = session.known_peer(address) or await session.peer(address)
+        try:
+            answer = await peer.ask(request, config.hold + _MARGIN)
+        except TimeoutError:
+            raise TimeoutError(f"the broker at {address} did not answer a pull") from None
+        except ConnectionError as error:
+            raise Unreachable("broker", address, str(error)) from error
+        return self._read(queue, offset, answer)
+
+    def _read(self, queue: MessageQueue, offset: int, answer: Command) -> Pulled:
+        code, found = answer.code, answer.fields or {}
+        if code != _FOUND and code not in _NOTHING and code != _MOVED:
+            raise ResponseError.of(code, answer.remark)
+        header = headers.PullMessageResponse.from_fields(found)
+        self._brokers[queue] = header.suggest_which_broker_id
+        return Pulled(
+            answer.body if code == _FOUND else b"",
+            offset,
+            header.next_begin_offset,
+            header.min_offset,
+            header.max_offset,
+            code == _MOVED,
+        )
+
+
+class Stream:
+    """A queue that is read, from `next_offset` on, while there is room for what comes.
+
+    Whoever has it sets `is_full` and `is_paused`, and says so by `changed`. After `drop` nothing of
+    it counts any more.
+    """
+
+    def __init__(self, queue: MessageQueue, offset: int) -> None:
+        self.queue = queue
+        self.next_offset = offset
+        self.is_dropped = False
+        self.is_paused = False
+        self.is_full = False
+        self.min_offset = self.max_offset = 0
+        self.last_pull = time.time()
+        self.has_pulled = False
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[Any] | None = None
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    def begin(
+        self,
+        session: "Session",
+        puller: Puller,
+        subscription: Callable[[str], Subscription | None],
+        take: Callable[["Stream", Pulled], None],
+        give_up: Callable[[Exception], None],
+    ) -> None:
+        self._task = session.spawn(self._follow(session, puller, subscription, take, give_up))
+
+    def drop(self) -> None:
+        self.is_dropped = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(
+        self,
+        session: "Session",
+        puller: Puller,
+        subscription: Callable[[str], Subscription | None],
+        take: Callable[["Stream", Pulled], None],
+        give_up: Callable[[Exception], None],
+    ) -> None:
+        failures = 0
+        while not self.is_dropped:
+            if self.is_full or self.is_paused:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            wanted = subscription(self.queue.topic)
+            if wanted is None:
+                await asyncio.sleep(_PAUSE)
+                continue
+            self.last_pull = time.time()
+            try:
+                pulled = await puller.pull(self.queue, self.next_offset, wanted)
+                self.has_pulled = True
+                self.min_offset, self.max_offset = pulled.min_offset, pulled.max_offset
+                self.next_offset = pulled.next_offset
+                take(self, pulled)
+                failures = 0
+                continue
+            except ResponseError as error:
+                if isinstance(error, _FATAL) and not self.has_pulled:
+                    give_up(error)
+                    return
+                if error.code in _UNKNOWN_TO_BROKER and failures < 10:
+                    failures += 1
+                    await session.heartbeat()
+                    await asyncio.sleep(_SHORT_PAUSE * failures)
+                    continue
+                why: Exception = error
+            except (Error, TimeoutError) as error:
+                why = error
+            except Exception as error:  # the edge: a queue is not to be left because of one answer
+                log.exception("%s", self.queue)
+                why = error
+            if failures % 60 == 0:  # once a minute
+                log.warning("%s: not read, tried again: %s", self.queue, why)
+            failures += 1
+            await asyncio.sleep(_PAUSE)

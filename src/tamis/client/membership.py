@@ -1,0 +1,354 @@
+"""A member of a consumer group: what it subscribes to, who the others are, which queues it has.
+
+Members find their shares each for itself, from the same lists in the same order; nobody tells them.
+So ours have to come to the same end as RocketMQ's own clients: see `assign`.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ..errors import (
+    ConfigError,
+    ConsumerOffline,
+    Error,
+    SubscriptionMismatch,
+    TopicNotFound,
+)
+from ..net.aio import Peer
+from ..wire import beans, fastjson, headers
+from ..wire.bodies import (
+    CheckClientConfig,
+    ConsumeFromWhere,
+    ConsumerConnection,
+    ConsumerData,
+    ConsumerIds,
+    ConsumeType,
+    MessageQueue,
+    Subscription,
+)
+from ..wire.codes import RequestCode
+from ..wire.command import Command
+from . import assign
+from .config import ConsumerConfig
+from .received import RETRY_PREFIX, retry_topic
+from .subscriptions import Subscriptions, difference, shown
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["Member", "Owner"]
+
+log = logging.getLogger(__name__)
+
+_SOON: Final = 1.0  # seconds until the next look while something is missing
+_MOST_SOON: Final = 30  # times
+
+
+class Owner(Protocol):
+    """The consumer: it reads the queues."""
+
+    @property
+    def held(self) -> Collection[MessageQueue]: ...
+
+    async def gain(self, queues: list[MessageQueue]) -> None:
+        """What it can't take up now it does not hold afterwards; it is offered them again."""
+
+    async def lose(self, queues: list[MessageQueue]) -> None: ...
+
+
+class Member:
+    """`on_error` is told what the member can't live with."""
+
+    def __init__(
+        self,
+        session: "Session",
+        group: str,
+        config: ConsumerConfig,
+        owner: Owner,
+        *,
+        consume_type: ConsumeType,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self.session = session
+        self.group = group
+        self.config = config
+        self.subscriptions = Subscriptions()
+        self._owner = owner
+        self._consume_type = consume_type
+        self._on_error = on_error
+        self._strategy = _strategy(config)
+        self._wake = asyncio.Event()
+        self._balancing = asyncio.Lock()
+        self._members: list[str] = []
+        self._warned: set[tuple[str, str, str]] = set()
+        self._is_joined = False
+        session.consumer = self._data
+        session.topics = lambda: set(self.subscriptions)
+        session.listeners[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._notified
+        session.on_disconnect = lambda address: self.wake()
+        session.routes.on_change = lambda topic: self.wake()
+
+    def _data(self) -> ConsumerData | None:
+        if not self._is_joined:
+            return None
+        wheres = {"first": ConsumeFromWhere.FIRST_OFFSET, "last": ConsumeFromWhere.LAST_OFFSET}
+        return ConsumerData(
+            group=self.group,
+            consume_type=self._consume_type,
+            message_model=self.config.message_model,
+            consume_from_where=wheres.get(str(self.config.start), ConsumeFromWhere.TIMESTAMP),
+            subscriptions=list(self.subscriptions.values()),
+        )
+
+    def wake(self) -> None:
+        """To look again at who has which queues."""
+        self._wake.set()
+
+    def _notified(self, peer: Peer, request: Command) -> None:
+        self.wake()
+
+    # Joining
+
+    async def join(self) -> None:
+        """Raises TopicNotFound, Unreachable, ResponseError for a filter the broker refuses, and
+        SubscriptionMismatch if strict."""
+        for topic in self.subscriptions:
+            if topic.startswith(RETRY_PREFIX):
+                continue  # it is made by the first heartbeat
+            try:
+                await self.session.routes.get(topic)
+            except TopicNotFound as error:
+                if not self.config.wait_for_topics:
+                    raise
+                log.warning("%s; it is waited for", error)
+        for one in self.subscriptions.values():
+            if not one.is_tags:
+                await self._check_at_broker(one)
+        await self._compare(await self._other_members())
+        self._is_joined = True
+        await self.session.heartbeat()
+        await self.rebalance()
+        self.session.spawn(self._run())
+
+    async def _check_at_broker(self, one: Subscription) -> None:
+        address = self._any_broker(one.topic)
+        if address is None:
+            return
+        body = CheckClientConfig(
+            client_id=self.session.client_id, group=self.group, subscription=one
+        )
+        await self.session.ask(address, RequestCode.CHECK_CLIENT_CONFIG, beans.encode(body))
+
+    def subscribe(self, one: Subscription) -> None:
+        self.subscriptions[one.topic] = one
+        self._tell()
+
+    def unsubscribe(self, topic: str) -> None:
+        self.subscriptions.pop(topic, None)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._is_joined and self.session.is_running:
+            self.session.spawn(self._announce())
+
+    async def _announce(self) -> None:
+        await self.session.routes.refresh(
+            topic for topic in self.subscriptions if self.session.routes.known(topic) is None
+        )
+        await self.session.heartbeat()
+        self.wake()
+
+    # Who has which queues
+
+    async def _run(self) -> None:
+        soon = 0
+        while True:
+            is_complete = self._is_complete()
+            soon = 0 if is_complete else soon + 1
+            pause = _SOON if 0 < soon <= _MOST_SOON else self.config.rebalance_interval
+            try:
+                async with asyncio.timeout(min(pause, self.config.rebalance_interval)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                if not is_complete:
+                    unknown = [
+                        topic
+                        for topic in self.subscriptions
+                        if self.session.routes.known(topic) is None
+                    ]
+                    await self.session.routes.refresh(unknown)
+                    if unknown:
+                        await self.session.heartbeat()  # to brokers not known before
+                await self.rebalance()
+            except SubscriptionMismatch as error:
+                self._on_error(error)
+                return
+            except Exception:  # the edge of the task
+                log.exception("group %s: queues are as they were", self.group)
+
+    def _is_complete(self) -> bool:
+        """Every topic has a route, and every share was taken up."""
+        routes = self.session.routes
+        return self._is_settled and all(routes.known(one) for one in self.subscriptions)
+
+    _is_settled = False
+
+    async def rebalance(self) -> None:
+        """Takes up and gives up queues. What can't be found out leaves a topic as it is."""
+        async with self._balancing:
+            before = set(self._owner.held)
+            wanted = set[MessageQueue]()
+            self._is_settled = True
+            for topic in list(self.subscriptions):
+                share = await self._share(topic)
+                if share is None:
+                    self._is_settled = self.session.routes.known(topic) is None
+                    wanted |= {queue for queue in before if queue.topic == topic}
+                else:
+                    wanted |= set(share)
+            lost, gained = sorted(before - wanted), sorted(wanted - before)
+            if lost:
+                log.info("group %s: gives up %s", self.group, _list(lost))
+                await self._owner.lose(lost)
+            if gained:
+                await self._owner.gain(gained)
+            held = set(self._owner.held)
+            if taken := sorted(held - before):
+                log.info("group %s: takes up %s", self.group, _list(taken))
+            if not wanted <= held:
+                self._is_settled = False
+            if held != before and self._consume_type is ConsumeType.CONSUME_PASSIVELY:
+                self.subscriptions.bump()
+                await self.session.heartbeat()
+
+    async def _share(self, topic: str) -> list[MessageQueue] | None:
+        """This member's queues of a topic; None if that can't be told now."""
+        if self.session.routes.known(topic) is None:
+            return None
+        queues = await self.session.routes.read_queues(topic)
+        if self.config.is_broadcasting:
+            return queues
+        members = await self._member_ids(topic)
+        if members and self.session.client_id not in members:
+            await self.session.heartbeat()  # a broker that started anew has not heard of us
+            members = await self._member_ids(topic)
+        if not members or not queues:
+            return None
+        try:
+            share = assign.assign(self._strategy, queues, members, self.session.client_id)
+        except Exception as error:  # a strategy may be the user's
+            log.error("group %s: no shares of %s: %r", self.group, topic, error)
+            return None
+        if members != self._members:
+            self._members = members
+            self.session.spawn(self._compare_later())
+        return share
+
+    async def _member_ids(self, topic: str) -> list[str]:
+        address = self._any_broker(topic)
+        if address is None:
+            return []
+        header = headers.OfConsumerGroup(consumer_group=self.group)
+        code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+        try:
+            answer = await self.session.ask(address, header, code=code)
+            return sorted(beans.decode(ConsumerIds, answer.body).ids)
+        except (Error, TimeoutError, ValueError) as error:
+            log.warning("group %s: its members are not known: %s", self.group, error)
+            return []
+
+    def _any_broker(self, topic: str) -> str | None:
+        route = self.session.routes.known(topic)
+        if route is None or not route.brokers:
+            return None
+        name = random.choice(route.brokers).broker_name
+        return self.session.routes.any_address(name)
+
+    # Whether all members want the same
+
+    async def _compare_later(self) -> None:
+        try:
+            await self._compare(await self._other_members())
+        except SubscriptionMismatch as error:
+            self._on_error(error)
+        except (Error, TimeoutError) as error:
+            log.debug("group %s: subscriptions are not compared: %s", self.group, error)
+
+    async def _other_members(self) -> dict[str, Mapping[str, Subscription] | None]:
+        """Others' subscriptions by client id; None for one that did not say."""
+        for topic in self.subscriptions:
+            address = self._any_broker(topic)
+            if address is not None:
+                break
+        else:
+            return {}
+        header = headers.OfConsumerGroup(consumer_group=self.group)
+        code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+        try:
+            answer = await self.session.ask(address, header, code=code)
+        except ConsumerOffline:
+            return {}
+        except (Error, TimeoutError) as error:
+            log.debug("group %s: its members are not known: %s", self.group, error)
+            return {}
+        found = beans.decode(ConsumerConnection, answer.body)
+        ids = [one.client_id for one in found.connections]
+        others = sorted(set(ids) - {self.session.client_id})
+        said = await asyncio.gather(*(self._ask_member(address, one) for one in others))
+        known: dict[str, Mapping[str, Subscription] | None] = dict(zip(others, said, strict=True))
+        if others and not self._is_joined and None in said:
+            # before we are there, what the broker has can be theirs only
+            known = {
+                one: found.subscriptions if subscriptions is None else subscriptions
+                for one, subscriptions in known.items()
+            }
+        return known
+
+    async def _ask_member(self, address: str, member: str) -> Mapping[str, Subscription] | None:
+        header = headers.GetRunningInfo(consumer_group=self.group, client_id=member)
+        try:
+            answer = await self.session.ask(address, header)
+            said = fastjson.loads(answer.body)["subscriptionSet"]
+            found = [beans.from_json(Subscription, one) for one in said]
+        except (Error, TimeoutError, ValueError, KeyError, TypeError) as error:
+            log.debug("group %s: member %s did not say: %s", self.group, member, error)
+            return None
+        return {one.topic: one for one in found}
+
+    async def _compare(self, others: Mapping[str, Mapping[str, Subscription] | None]) -> None:
+        """Raises SubscriptionMismatch if strict, warns if not; of each difference once."""
+        for member, theirs in others.items():
+            if theirs is None:
+                continue
+            found = difference(self.subscriptions, theirs, retry_topic(self.group))
+            if found is None:
+                continue
+            topic, ours, other = found
+            key = (member, topic, shown(other))
+            error = SubscriptionMismatch(self.group, topic, shown(ours), shown(other), member)
+            if self.config.strict_subscriptions:
+                raise error
+            if key not in self._warned:
+                self._warned.add(key)
+                log.warning("%s", error)
+
+
+def _strategy(config: ConsumerConfig) -> assign.Strategy:
+    if callable(config.strategy):
+        return config.strategy
+    found = assign.STRATEGIES.get(config.strategy)
+    if found is None:
+        names = ", ".join(assign.STRATEGIES)
+        raise ConfigError(f"strategy = {config.strategy!r}: it is one of {names}, or a function")
+    return found
+
+
+def _list(queues: list[MessageQueue]) -> str:
+    shown = [f"{one.topic}/{one.broker_name}/{one.queue_id}" for one in queues]
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

@@ -1,0 +1,161 @@
+"""How far a group has come: at the broker for members that share the work, in a file for those that
+each do all of it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ..errors import Error, NotFound
+from ..wire import beans, fastjson, headers
+from ..wire.bodies import MessageQueue, ResetOffsets
+from ..wire.codes import RequestCode
+from .config import ConsumerConfig
+from .received import RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = [
+    "BrokerOffsets",
+    "LocalOffsets",
+    "Offsets",
+    "first_offset",
+    "last_offset",
+    "offset_at",
+    "start_of",
+]
+
+log = logging.getLogger(__name__)
+
+
+class Offsets(Protocol):
+    async def load(self, queue: MessageQueue) -> int | None:
+        """None if the group has none yet. Raises Error, TimeoutError if that is not known."""
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Raises Error, TimeoutError; then some may be saved."""
+
+
+class BrokerOffsets:
+    """Answered by the broker, so that a commit that failed is known to have failed."""
+
+    def __init__(self, session: "Session", group: str) -> None:
+        self._session = session
+        self._group = group
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        header = headers.QueryConsumerOffset(
+            consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id
+        )
+        address = await self._session.routes.master(queue.broker_name)
+        try:
+            answer = await self._session.ask(address, header, timeout=5.0)
+        except NotFound:
+            return None
+        return headers.OffsetResponse.from_fields(answer.fields).offset
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        found = await asyncio.gather(
+            *(self._save(queue, offset) for queue, offset in offsets.items()),
+            return_exceptions=True,
+        )
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+
+    async def _save(self, queue: MessageQueue, offset: int) -> None:
+        header = headers.UpdateConsumerOffset(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
+        )
+        address = await self._session.routes.master(queue.broker_name)
+        await self._session.ask(address, header)
+
+
+_FILE: Final = "offsets.json"
+
+
+class LocalOffsets:
+    """RocketMQ's own file, for its clients too: `<directory>/<client id>/<group>/offsets.json`,
+    the one before it in `.bak`. A broadcasting client must keep its id to find it again."""
+
+    def __init__(self, directory: str, client_id: str, group: str) -> None:
+        root = Path(directory) if directory else Path.home() / ".rocketmq_offsets"
+        self._path = root / client_id / group / _FILE
+        self._offsets = self._read()
+
+    def _read(self) -> dict[MessageQueue, int]:
+        for path in (self._path, self._path.with_name(_FILE + ".bak")):
+            try:
+                return beans.decode(ResetOffsets, path.read_bytes()).offsets
+            except FileNotFoundError:
+                continue
+            except (ValueError, OSError) as error:
+                log.warning("%s can't be read, the one before it is tried: %s", path, error)
+        return {}
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        return self._offsets.get(queue)
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Those of other queues stay as they are."""
+        self._offsets.update(offsets)
+        try:
+            await asyncio.to_thread(self._write, dict(self._offsets))
+        except OSError as error:
+            raise Error(f"{self._path}: {error.strerror}") from error
+
+    def _write(self, offsets: dict[MessageQueue, int]) -> None:
+        path = self._path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = beans.to_json(ResetOffsets(offsets=offsets))
+        new = path.with_name(_FILE + ".tmp")
+        with new.open("w", encoding="utf-8") as file:
+            file.write(fastjson.render(made))
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            os.replace(path, path.with_name(_FILE + ".bak"))
+        os.replace(new, path)
+
+
+async def start_of(session: "Session", queue: MessageQueue, config: ConsumerConfig) -> int:
+    """Where a group begins that has no offset. Of a retry topic nothing is left out."""
+    if queue.topic.startswith(RETRY_PREFIX) or config.start == "first":
+        return await first_offset(session, queue)
+    timestamp = config.start_timestamp
+    if timestamp is None:
+        return await last_offset(session, queue)
+    return await offset_at(session, queue, timestamp)
+
+
+async def first_offset(session: "Session", queue: MessageQueue) -> int:
+    header = headers.OfQueue(topic=queue.topic, queue_id=queue.queue_id)
+    return max(await _ask_offset(session, queue, header, RequestCode.GET_MIN_OFFSET), 0)
+
+
+async def last_offset(session: "Session", queue: MessageQueue) -> int:
+    """Of the message to come."""
+    header = headers.OfQueue(topic=queue.topic, queue_id=queue.queue_id)
+    return await _ask_offset(session, queue, header, RequestCode.GET_MAX_OFFSET)
+
+
+async def offset_at(session: "Session", queue: MessageQueue, timestamp: int) -> int:
+    """Of the first message stored then (milliseconds) or later."""
+    header = headers.SearchOffset(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp)
+    code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    return max(await _ask_offset(session, queue, header, code), 0)
+
+
+async def _ask_offset(
+    session: "Session", queue: MessageQueue, header: headers.Header, code: RequestCode
+) -> int:
+    address = await session.routes.master(queue.broker_name)
+    answer = await session.ask(address, header, code=code)
+    return headers.OffsetResponse.from_fields(answer.fields).offset

@@ -1,0 +1,519 @@
+"""The push consumer: each message to a handler, and what happens when that fails.
+
+Concurrent: any of `concurrency` workers takes the next message; the group's offset is that of the
+first message not done yet, so none is passed over. A failed message goes back to the broker, which
+gives it to the group's retry topic after a while, in the end to its dead letter topic. Ordered:
+see `ordered`.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, Self
+
+from ..errors import ConfigError, Error
+from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
+from .config import ConsumerConfig, check_group
+from .fetching import Pulled, Puller, Stream
+from .handling import Handler, Handlers, Verdict
+from .membership import Member
+from .offsets import BrokerOffsets, LocalOffsets, Offsets, start_of
+from .ordered import Locks, consume_in_order
+from .received import ReceivedMessage, decode_all, retry_topic
+from .remote import Remote
+from .sendback import SendBack
+from .session import Session, every
+from .subscriptions import subscription
+
+__all__ = ["PushConsumer"]
+
+log = logging.getLogger(__name__)
+
+_DEFAULTS: Final = ConsumerConfig()
+_AGAIN: Final = 5.0  # seconds until a message is handled again that could not be sent back
+_DEFAULT_RECONSUMES: Final = 16
+
+
+class WorkQueue(Stream):
+    """A queue that is read, with its messages that are not done yet."""
+
+    def __init__(self, queue: MessageQueue, offset: int) -> None:
+        super().__init__(queue, offset)
+        self.waiting: deque[ReceivedMessage] = deque()  # of an ordered consumer: not begun
+        self.bytes = 0
+        self.committed: int | None = None  # what was saved last
+        self.last_consume = time.time()
+        self.locked_until = 0.0
+        self.worker: asyncio.Task[None] | None = None
+        self.arrived = asyncio.Event()
+        self._order: deque[int] = deque()  # offsets not done, ascending
+        self._done: set[int] = set()
+        self._reached = offset  # all before it was pulled
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def put(self, messages: list[ReceivedMessage], reached: int) -> None:
+        for message in messages:
+            self._order.append(message.offset)
+            self.bytes += message.size
+        self._reached = reached
+
+    def finish(self, message: ReceivedMessage) -> None:
+        self._done.add(message.offset)
+        self.bytes -= message.size
+        while self._order and self._order[0] in self._done:
+            self._done.discard(self._order.popleft())
+        self.last_consume = time.time()
+
+    @property
+    def done_to(self) -> int:
+        """Every message before it is done."""
+        return self._order[0] if self._order else self._reached
+
+    @property
+    def span(self) -> int:
+        return self._order[-1] - self._order[0] if self._order else 0
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first and the last offset not done; zeros if there is none."""
+        return (self._order[0], self._order[-1]) if self._order else (0, 0)
+
+
+class PushConsumer:
+    """Gives each message of its subscriptions to a handler.
+
+    `ordered`: the messages of a queue one after the other. A subscription may have a handler of its
+    own. Made and used in one event loop; `async with` starts and closes it, `run` waits.
+    """
+
+    def __init__(
+        self,
+        nameserver: str,
+        group: str,
+        handler: Handler | None = None,
+        *,
+        ordered: bool = False,
+        config: ConsumerConfig = _DEFAULTS,
+    ) -> None:
+        self.group = check_group(group)
+        self.config = config
+        self.ordered = ordered
+        if config.is_broadcasting and not config.instance_name:
+            config = replace(config, instance_name="DEFAULT")  # it must find its offsets again
+        self._session = Session("consumer", nameserver, config)
+        self._member = Member(
+            self._session,
+            group,
+            config,
+            self,
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            on_error=self._fail,
+        )
+        self._handler = handler
+        self._handlers: dict[str, Handler] = {}
+        self._calls = Handlers(config.handler_timeout)
+        self._puller = Puller(self._session, group, config, posts=False)
+        self._offsets: Offsets
+        if config.is_broadcasting:
+            self._offsets = LocalOffsets(config.offsets_directory, self.client_id, group)
+        else:
+            self._offsets = BrokerOffsets(self._session, group)
+        self._send_back = SendBack(self._session, group, self.max_reconsume_times)
+        self._locks = Locks(self._session, group)
+        self._queues: dict[MessageQueue, WorkQueue] = {}
+        self._ready: deque[tuple[WorkQueue, list[ReceivedMessage]]] = deque()
+        self._work = asyncio.Semaphore(0)  # how many are ready
+        self._slots = asyncio.Semaphore(config.concurrency)  # of an ordered consumer
+        self._busy = 0
+        self._is_paused = False
+        self._is_draining = False
+        self._ended: asyncio.Future[None] | None = None
+        self._workers: list[asyncio.Task[None]] = []
+        self.started = 0.0
+        self._remote = Remote(self, ordered=ordered, handle=self.call)
+
+    @property
+    def client_id(self) -> str:
+        return self._session.client_id
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues it reads now."""
+        return sorted(self._queues)
+
+    @property
+    def max_reconsume_times(self) -> int:
+        most = self.config.max_reconsume_times
+        if most == -1:
+            return 2**31 - 1 if self.ordered else _DEFAULT_RECONSUMES
+        return most
+
+    # Subscribing
+
+    def subscribe(
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+    ) -> None:
+        """Before or after the start. All messages of the topic, those with one of the tags
+        (`"A || B"`), or those that SQL92 matches. Raises InvalidFilter, with the column."""
+        one = subscription(topic, tags, sql)
+        if handler is None and self._handler is None:
+            raise ConfigError(f"topic {topic}: there is no handler for it")
+        if handler is not None:
+            self._handlers[topic] = handler
+        self._member.subscribe(one)
+
+    def unsubscribe(self, topic: str) -> None:
+        self._handlers.pop(topic, None)
+        self._member.unsubscribe(topic)
+
+    @property
+    def subscriptions(self) -> dict[str, Subscription]:
+        return dict(self._member.subscriptions)
+
+    # Its life
+
+    async def start(self) -> None:
+        """Raises Unreachable, TopicNotFound, SubscriptionMismatch, ResponseError."""
+        if not self._member.subscriptions:
+            raise ConfigError(f"group {self.group}: it subscribes to nothing; call subscribe first")
+        if self.ordered and self.config.is_broadcasting:
+            raise ConfigError("an ordered consumer locks its queues: it can't be broadcasting")
+        await self._session.start()
+        self._ended = asyncio.get_running_loop().create_future()
+        self.started = time.time()
+        if not self.config.is_broadcasting:
+            retry = retry_topic(self.group)
+            self._member.subscriptions[retry] = subscription(retry)
+        try:
+            await self._member.join()
+        except BaseException:
+            await self._session.close()
+            raise
+        self._session.spawn(every(self.config.commit_interval, self._save))
+        if self.ordered:
+            self._session.spawn(every(Locks.RENEWAL, self._renew_locks))
+        else:
+            self._workers = [
+                asyncio.create_task(self._consume()) for _ in range(self.config.concurrency)
+            ]
+
+    async def run(self) -> None:
+        """Until it is closed. Raises what it can't live with: no permission, a group that the
+        broker does not know, a subscription that differs from the others' if it is strict."""
+        if self._ended is None:
+            await self.start()
+        assert self._ended is not None
+        try:
+            await asyncio.shield(self._ended)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Waits `drain` seconds for handlers to end, then saves how far it came."""
+        if not self._session.is_running:
+            await self._session.close()
+            return
+        self._is_draining = True
+        for one in self._queues.values():
+            one.is_paused = True
+        try:
+            async with asyncio.timeout(self.config.drain):
+                while self._busy:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            log.warning("group %s: %d handlers did not end in time", self.group, self._busy)
+        for worker in self._workers:
+            worker.cancel()
+        for one in self._queues.values():
+            if one.worker is not None:
+                one.worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        await self._save()
+        if self.ordered:
+            await self._locks.release(list(self._queues))
+        for one in self._queues.values():
+            one.drop()
+        self._calls.close()
+        await self._session.close()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _fail(self, error: Exception) -> None:
+        log.error("group %s: %s", self.group, error)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+            self._ended.exception()  # `run` may never be called
+
+    def pause(self) -> None:
+        """No more messages are asked for; those that are there are handled."""
+        self._is_paused = True
+        for one in self._queues.values():
+            one.is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        for one in self._queues.values():
+            one.is_paused = False
+            one.changed()
+
+    # Queues come and go: called by the member
+
+    @property
+    def held(self) -> Collection[MessageQueue]:
+        return self._queues.keys()
+
+    async def gain(self, queues: list[MessageQueue]) -> None:
+        if self.ordered:
+            queues = await self._locks.acquire(queues)
+        for queue in queues:
+            try:
+                offset = await self._offsets.load(queue)
+                if offset is None:
+                    offset = await start_of(self._session, queue, self.config)
+            except (Error, TimeoutError) as error:
+                log.warning("%s: not taken up yet: %s", queue, error)
+                continue
+            if not self._is_draining:
+                self._take_up(queue, offset)
+
+    def _take_up(self, queue: MessageQueue, offset: int) -> WorkQueue:
+        work = self._queues[queue] = WorkQueue(queue, offset)
+        work.is_paused = self._is_paused
+        work.begin(
+            self._session,
+            self._puller,
+            self._member.subscriptions.get,
+            self._arrived,
+            self._fail,
+        )
+        if self.ordered:
+            work.locked_until = self._locks.until()
+            work.worker = asyncio.create_task(consume_in_order(self, work))
+        return work
+
+    async def lose(self, queues: list[MessageQueue]) -> None:
+        """What is being handled is not waited for: it comes again, to the new owner."""
+        lost = [work for queue in queues if (work := self._queues.pop(queue, None)) is not None]
+        for work in lost:
+            work.drop()
+        if self.ordered:  # the queue is not given away while a message of it is handled
+            await asyncio.gather(*(_ended(work, self.config.drain) for work in lost))
+        await self._save_some(lost)
+        if self.ordered:
+            await self._locks.release([work.queue for work in lost])
+
+    async def restart(self, offsets: dict[MessageQueue, int]) -> None:
+        """From other offsets, forwards or back, as an operator has it."""
+        for queue, offset in offsets.items():
+            work = self._queues.pop(queue, None)
+            if work is not None:
+                work.drop()
+                if work.worker is not None:
+                    await _ended(work, self.config.drain)
+                log.warning("%s: reset from %d to %d", queue, work.done_to, offset)
+                await self._offsets.save({queue: offset})
+                self._take_up(queue, offset)
+
+    def reports(self) -> dict[MessageQueue, QueueReport]:
+        """What it tells brokers of its queues."""
+        return {work.queue: _report(work) for work in self._queues.values()}
+
+    def work_queues(self) -> list[WorkQueue]:
+        return list(self._queues.values())
+
+    # Messages come
+
+    def _arrived(self, stream: Stream, pulled: Pulled) -> None:
+        work = self._queues.get(stream.queue)
+        if work is not stream or work is None:
+            return
+        if pulled.is_moved:
+            log.warning(
+                "%s: there is nothing at offset %d (first %d, end %d): on from %d",
+                *(work.queue, pulled.offset, pulled.min_offset, pulled.max_offset),
+                pulled.next_offset,
+            )
+        messages = self._wanted(work, pulled.body)
+        work.put(messages, pulled.next_offset)
+        config = self.config
+        for message in messages:
+            message.properties["MIN_OFFSET"] = str(pulled.min_offset)
+            message.properties["MAX_OFFSET"] = str(pulled.max_offset)
+        if self.ordered:
+            work.waiting.extend(messages)
+            work.arrived.set()
+        else:
+            size = config.handler_batch
+            for at in range(0, len(messages), size):
+                self._ready.append((work, messages[at : at + size]))
+                self._work.release()
+        self._limit(work)
+
+    def _wanted(self, work: WorkQueue, body: bytes) -> list[ReceivedMessage]:
+        """The second, exact look at tags: the broker compares hashes, and may hold the filter of
+        another member."""
+        one = self._member.subscriptions.get(work.queue.topic)
+        found = list(decode_all(body, work.queue)) if body else []
+        if one is not None and one.tags:
+            tags = frozenset(one.tags)
+            return [message for message in found if message.tags in tags]
+        return found
+
+    def _limit(self, work: WorkQueue) -> None:
+        config = self.config
+        was, work.is_full = (
+            work.is_full,
+            (
+                len(work) >= config.max_queue_messages
+                or work.bytes >= config.max_queue_bytes
+                or (not self.ordered and work.span >= config.max_span)
+            ),
+        )
+        if was and not work.is_full:
+            work.changed()
+
+    # Messages are handled
+
+    async def _consume(self) -> None:
+        """A worker."""
+        while True:
+            await self._work.acquire()
+            work, messages = self._ready.popleft()
+            if work.is_dropped or self._is_draining:
+                continue
+            self._busy += 1
+            try:
+                await self._handle(work, messages)
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # the edge: a worker is not to be lost
+                log.exception("%s", work.queue)
+            finally:
+                self._busy -= 1
+
+    async def _handle(self, work: WorkQueue, messages: list[ReceivedMessage]) -> None:
+        is_consumed, level = await self.call(messages)
+        if work.is_dropped:
+            return  # it is another member's now, and comes again there
+        for message in messages:
+            if is_consumed or await self._give_back(message, level):
+                work.finish(message)
+            else:
+                loop = asyncio.get_running_loop()
+                loop.call_later(_AGAIN, self._again, work, message)
+        self._limit(work)
+
+    async def call(self, messages: list[ReceivedMessage]) -> Verdict:
+        handler = self._handlers.get(messages[0].topic, self._handler)
+        if handler is None:
+            log.error("topic %s: there is no handler for it any more", messages[0].topic)
+            return False, 0
+        return await self._calls.call(handler, messages, as_list=self.config.handler_batch > 1)
+
+    # Called by `consume_in_order`
+
+    def slot(self) -> asyncio.Semaphore:
+        """One of as many as may be busy at a time."""
+        return self._slots
+
+    def done(self, work: WorkQueue, messages: list[ReceivedMessage]) -> None:
+        if not work.is_dropped or work.worker is asyncio.current_task():
+            for message in messages:
+                work.waiting.popleft()
+                work.finish(message)
+            self._limit(work)
+
+    async def dead_letter(self, message: ReceivedMessage) -> bool:
+        return await self._send_back(message, -1)
+
+    async def renew(self, work: WorkQueue) -> None:
+        if work.queue in await self._locks.acquire([work.queue]):
+            work.locked_until = self._locks.until()
+
+    async def _give_back(self, message: ReceivedMessage, level: int) -> bool:
+        if self.config.is_broadcasting:
+            log.error(
+                "message %s is dropped: it failed, and broadcasting knows no retry",
+                message.message_id,
+            )
+            return True
+        return await self._send_back(message, level)
+
+    def _again(self, work: WorkQueue, message: ReceivedMessage) -> None:
+        message.reconsume_times += 1
+        self._ready.append((work, [message]))
+        self._work.release()
+
+    # How far it came
+
+    async def _save(self) -> None:
+        await self._save_some(list(self._queues.values()))
+
+    async def _save_some(self, works: list[WorkQueue]) -> None:
+        changed = {work.queue: work.done_to for work in works if work.done_to != work.committed}
+        if not changed:
+            return
+        try:
+            await self._offsets.save(changed)
+        except (Error, TimeoutError) as error:
+            log.warning("group %s: offsets are not saved, tried again: %s", self.group, error)
+            return
+        for work in works:
+            if work.queue in changed:
+                work.committed = changed[work.queue]
+
+    async def _renew_locks(self) -> None:
+        held = set(await self._locks.acquire(list(self._queues)))
+        for work in self.work_queues():
+            # one that another member got hold of is not handled any further
+            work.locked_until = self._locks.until() if work.queue in held else 0.0
+
+
+def _report(work: WorkQueue) -> QueueReport:
+    first, last = work.ends
+    return QueueReport(
+        commit_offset=work.done_to,
+        first_cached=first,
+        last_cached=last,
+        cached=len(work),
+        cached_mib=work.bytes >> 20,
+        locked=time.monotonic() < work.locked_until,
+        dropped=work.is_dropped,
+        last_pull_timestamp=int(work.last_pull * 1000),
+        last_consume_timestamp=int(work.last_consume * 1000),
+    )
+
+
+async def _ended(work: WorkQueue, timeout: float) -> None:
+    """Its worker ends when it sees that the queue is dropped."""
+    work.arrived.set()
+    if work.worker is not None and work.worker is not asyncio.current_task():
+        await asyncio.wait([work.worker], timeout=timeout)
+        work.worker.cancel()
