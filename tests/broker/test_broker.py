@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from broker.running import Client, run, running, until
 
+from tamis.broker import warmup
 from tamis.broker.broker import Broker
 from tamis.broker.config import BrokerConfig
 from tamis.errors import ConfigError, StoreError
 from tamis.nameserver.config import NameServerConfig
 from tamis.nameserver.server import NameServer
+from tamis.net.server import Server
 from tamis.wire import beans
 from tamis.wire.bodies import ConsumerIds, Subscription, TopicConfig
 from tamis.wire.codes import RequestCode, ResponseCode
@@ -180,3 +182,24 @@ def test_nothing_is_left_running_after_a_stop(tmp_path: Path) -> None:
         assert not others
 
     run(scene())
+
+
+def test_what_warms_up_can_not_be_reached_by_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the port of a broker that was being started again, and lost what it was sent."""
+    bound: list[int] = []
+    bind = Server.bind
+
+    async def noted(self: Server, host: str, port: int) -> int:
+        bound.append(await bind(self, host, port))
+        return bound[-1]
+
+    monkeypatch.setattr(Server, "bind", noted)
+    monkeypatch.setattr(warmup, "_begun", False)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as (broker, _):
+            assert bound == [broker.port, broker.port - 2]
+
+    run(scenario())

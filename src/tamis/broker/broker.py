@@ -90,9 +90,10 @@ class Broker:
         self.port = 0
         self.address = ""
 
-    async def start(self) -> None:
+    async def start(self, *, listens: bool = True) -> None:
         """Ready for requests, and registered where it could be, when this returns. Raises OSError
-        (the port), StoreError (the directory) and ConfigError."""
+        (the port), StoreError (the directory) and ConfigError. One that does not listen is for
+        whom its server adopts."""
         await compile_loops()
         config = self.settings.config
         self.server = Server(
@@ -102,14 +103,15 @@ class Broker:
             most_connections=config.most_connections,
         )
         try:
-            await self._start(config)
+            await self._start(config, listens)
         except BaseException:
             await self.server.close()
             self._threads.shutdown()
             raise
 
-    async def _start(self, config: BrokerConfig) -> None:
-        self.port = await self.server.bind(config.bind, config.port)
+    async def _start(self, config: BrokerConfig, listens: bool) -> None:
+        if listens:
+            self.port = await self.server.bind(config.bind, config.port)
         if self.port > _VIP:
             with contextlib.suppress(OSError):
                 await self.server.bind(config.bind, self.port - _VIP)

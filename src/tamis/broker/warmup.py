@@ -2,16 +2,17 @@
 
 numba compiles a loop when it is first called, which takes seconds, and keeps it for later ones;
 even then loading all of them takes some tenths of a second. Once a process, before its first broker
-serves, messages are sent through one that is thrown away.
+serves, messages are sent through one that is thrown away and that nobody else can reach.
 """
 
 import logging
+import socket
 import tempfile
 from dataclasses import replace
 from typing import Final
 
 from ..errors import Error
-from ..net.aio import connect
+from ..net.aio import connect_pair
 from ..wire import beans, command, record
 from ..wire import headers as h
 from ..wire.bodies import ConsumerData, Heartbeat, Subscription
@@ -58,9 +59,13 @@ async def _try_out(root: str) -> None:
         index_entries=256,
     )
     server = Broker(config, root)
-    await server.start()
+    # It has no port: the system might give it that of a broker which is about to be started again,
+    # and its clients would be told that messages are stored which are thrown away.
+    await server.start(listens=False)
     try:
-        peer = await connect(server.address)
+        ours, its = socket.socketpair()
+        await server.server.adopt(its)
+        peer = await connect_pair(ours)
 
         async def ask(code: int, header: h.Header | None, body: bytes = b"") -> None:
             letters = code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)

@@ -4,6 +4,7 @@ peer back that sends faster than it reads.
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
 from typing import Final, cast
@@ -14,7 +15,7 @@ from ..wire.command import Command
 from ..wire.connection import Connection
 from ..wire.frame import MAX_FRAME
 
-__all__ = ["Peer", "Take", "connect", "loop_factory", "parse_address"]
+__all__ = ["Peer", "Take", "connect", "connect_pair", "loop_factory", "parse_address"]
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class Peer(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self._transport.set_write_buffer_limits(high=_HIGH_WATER, low=_LOW_WATER)
         name = transport.get_extra_info("peername")
-        self.address = (name[0], name[1]) if name else ("", 0)
+        # the other end of a pair has no name
+        self.address = (name[0], name[1]) if name else ("127.0.0.1", 0)
 
     def data_received(self, data: bytes) -> None:
         self.last_active = time.monotonic()
@@ -234,6 +236,15 @@ async def connect(
         raise TimeoutError(f"{address} did not accept a connection in {timeout:g} s") from None
     except OSError as error:  # of several addresses, or of a name: not a ConnectionError
         raise ConnectionError(f"{address}: {error}") from error
+    return peer
+
+
+async def connect_pair(end: socket.socket) -> Peer:
+    """To who has the other end, in this process."""
+    loop = asyncio.get_running_loop()
+    _, peer = await loop.create_connection(
+        lambda: Peer(lambda peer, requests: None, holds_back=False), sock=end
+    )
     return peer
 
 

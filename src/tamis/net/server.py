@@ -137,6 +137,10 @@ class Server:
         bound: int = server.sockets[0].getsockname()[1]
         return bound
 
+    async def adopt(self, end: socket.socket) -> None:
+        """Serves who has the other end of a pair: nobody else can connect."""
+        await asyncio.get_running_loop().connect_accepted_socket(self._connected, end)
+
     async def serve(
         self, routes: Mapping[int, Route] | None = None, take: Take | None = None
     ) -> None:
@@ -260,7 +264,7 @@ class _ServerPeer(Peer):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
-        if connection is not None:
+        if connection is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self._server.peers) >= self._server._most_connections:
             log.warning("%s: closed: %d connections are enough", self, len(self._server.peers))
