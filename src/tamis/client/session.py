@@ -6,7 +6,6 @@ A session belongs to one event loop and one process. Tasks it starts end with `c
 
 import asyncio
 import logging
-import os
 import random
 from collections.abc import Awaitable, Callable, Container, Coroutine
 from typing import Any, Final
@@ -56,7 +55,7 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beat: asyncio.Task[None] | None = None
         self._beat_again = False
-        self._pid = 0
+        self._process: int | None = None  # that it was started in
         self._is_closed = False
 
     # Its life
@@ -65,21 +64,21 @@ class Session:
         """Does not talk to anyone yet."""
         if self._is_closed:
             raise ClientClosed(self.what, started=True)
-        if not self._pid:
-            self._pid = os.getpid()
+        if self._process is None:
+            self._process = identity.process()
             config = self.config
             self.spawn(every(config.route_interval, self._refresh))
             self.spawn(every(config.heartbeat_interval, self.heartbeat))
 
     @property
     def is_running(self) -> bool:
-        return bool(self._pid) and not self._is_closed
+        return self._process is not None and not self._is_closed
 
     def check(self) -> None:
         """Raises ClientClosed, and Error in a process that was forked off."""
-        if not self._pid or self._is_closed:
+        if self._process is None or self._is_closed:
             raise ClientClosed(self.what, started=self._is_closed)
-        if self._pid != os.getpid():
+        if self._process != identity.process():
             raise Error(
                 f"this {self.what} was started in another process: make a new one after a fork"
             )
@@ -95,12 +94,12 @@ class Session:
         """Tells brokers that it goes. Can be called twice."""
         if self._is_closed:
             return
-        is_started, self._is_closed = bool(self._pid), True
+        is_started, self._is_closed = self._process == identity.process(), True
         tasks = [*self._tasks, *self._connecting.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if is_started and self._pid == os.getpid():
+        if is_started:
             await asyncio.gather(*map(self._unregister, list(self._peers.values())))
         for peer in list(self._peers.values()):
             peer.close()

@@ -47,6 +47,7 @@ class Peer(asyncio.Protocol):
         self._take = take
         self._holds_back = holds_back
         self._drained: asyncio.Future[None] | None = None
+        self._unwritten: list[bytes] = []  # of this turn of the loop
         self._on_close = on_close
         self._wire = Connection(max_frame)
         self._waiting: dict[int, asyncio.Future[Command]] = {}
@@ -187,10 +188,18 @@ class Peer(asyncio.Protocol):
         if self.is_closed:
             raise ConnectionError(f"{self} closed the connection")
         opaque, data = self._wire.ask(request)
-        waiting: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[Command] = loop.create_future()
         self._waiting[opaque] = waiting
-        self.write(data)
+        if not self._unwritten:
+            loop.call_soon(self._write_all)
+        self._unwritten.append(data)
         return opaque, waiting
+
+    def _write_all(self) -> None:
+        """What was asked in one turn is written at once: a system call for all of it."""
+        parts, self._unwritten = self._unwritten, []
+        self.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def forget(self, opaque: int) -> None:
         self._waiting.pop(opaque, None)

@@ -4,8 +4,6 @@ Either side may ask; answers come in any order and are told apart by `opaque`, w
 counts for itself. An answer nobody waits for (any more) is dropped, as RocketMQ does.
 """
 
-from dataclasses import replace
-
 from . import command as commands
 from .codes import CommandFlag
 from .command import Command
@@ -41,7 +39,8 @@ class Connection:
         Raises LocalProtocolError.
         """
         opaque = self._last_opaque = (self._last_opaque + 1) % 2**31
-        data = commands.encode(replace(request, opaque=opaque))
+        request.opaque = opaque
+        data = commands.encode(request)
         if not request.is_oneway:
             self._outstanding.add(opaque)
         return opaque, data

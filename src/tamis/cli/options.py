@@ -1,0 +1,69 @@
+"""What commands that talk to a cluster have in common: its name server, times, JSON, errors."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import click
+
+from ..errors import ConfigError
+
+__all__ = ["echo_json", "json_option", "nameserver_option", "parse_time", "run"]
+
+T = TypeVar("T")
+
+nameserver_option = click.option(
+    "-n",
+    "--nameserver",
+    metavar="HOST:PORT",
+    envvar="NAMESRV_ADDR",
+    show_envvar=True,
+    default="127.0.0.1:9876",
+    show_default=True,
+    help="Of the cluster; several are separated by semicolons.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON, an object a line.")
+
+_SECONDS: Final = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
+_PART: Final = re.compile(r"(\d+)([wdhms])")
+_AGO: Final = re.compile(r"-?((?:\d+[wdhms])+)(?:\s+ago)?")
+
+
+def parse_time(text: str, now: Callable[[], float] = time.time) -> int:
+    """Milliseconds since 1970, of `now`, of a time so long ago (`1h`, `30m`, `1d12h`, `-2h`,
+    `2h ago`) or of one in ISO 8601, local if it names no zone. Raises click.BadParameter."""
+    said = text.strip().lower()
+    if said == "now":
+        return int(now() * 1000)
+    ago = _AGO.fullmatch(said)
+    try:
+        if ago:
+            parts = _PART.findall(ago[1])
+            seconds = sum(int(count) * _SECONDS[unit] for count, unit in parts)
+            return max(int((now() - seconds) * 1000), 0)
+        return int(datetime.fromisoformat(text.strip()).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"'{text}' is no time: write 2024-05-01T12:00, 30m, 2h or 7d (so long ago), or now"
+        ) from None
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """In an event loop of its own; errors become what `main` shows."""
+    from ..net.aio import loop_factory
+
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(work)
+    except ConfigError as error:  # a name or an address that can't be
+        raise click.UsageError(str(error)) from None
+    except TimeoutError as error:  # has no text of the system's
+        raise click.ClickException(str(error) or "no answer in time") from None
+
+
+def echo_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value, allow_nan=False, ensure_ascii=False))
