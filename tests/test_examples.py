@@ -4,9 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tamis.testing import LocalCluster
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -15,30 +18,40 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def run(program: str) -> str:
+NAMESERVER = "127.0.0.1:9876"  # what documents and examples say; here it is another port
+
+
+@pytest.fixture(scope="module")
+def nameserver() -> Iterator[str]:
+    with LocalCluster(log_file_size=2**24) as cluster:
+        yield cluster.nameserver
+
+
+def run(program: str, nameserver: str) -> str:
+    program = program.replace(NAMESERVER, nameserver)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(path: Path) -> None:
-    assert run(path.read_text())
+def test_an_example_runs(path: Path, nameserver: str) -> None:
+    assert run(path.read_text(), nameserver)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_a_document_shows_what_its_programs_print(path: Path) -> None:
+def test_a_document_shows_what_its_programs_print(path: Path, nameserver: str) -> None:
     """A `python` block followed by a `text` block: the program and its output."""
     blocks = _FENCED.findall(path.read_text())
     for (kind, program), (next_kind, output) in zip(blocks, [*blocks[1:], ("", "")], strict=False):
         if kind == "python":
-            printed = run(program)
+            printed = run(program, nameserver)
             if next_kind == "text":
                 assert printed == output
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_a_document_shows_what_its_commands_print(path: Path) -> None:
+def test_a_document_shows_what_its_commands_print(path: Path, nameserver: str) -> None:
     """A `console` block: lines that begin with `$ tamis`, each followed by what it prints."""
     for kind, block in _FENCED.findall(path.read_text()):
         if kind != "console":
@@ -51,6 +64,10 @@ def test_a_document_shows_what_its_commands_print(path: Path) -> None:
                 shell=True,
                 capture_output=True,
                 text=True,
-                env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+                env={
+                    **os.environ,
+                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                    "NAMESRV_ADDR": nameserver,
+                },
             )
             assert (done.stdout + done.stderr).rstrip() == output.rstrip(), command

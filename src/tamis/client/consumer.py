@@ -216,7 +216,7 @@ class Consumer:
     async def batches(
         self,
         *,
-        rows: int = 65_536,
+        rows: int = 16_384,
         linger: float = 0.1,
         columns: Sequence[str] | None = None,
         properties: Sequence[str] | None = None,
@@ -229,6 +229,7 @@ class Consumer:
         from .columns import Chunk, decode
 
         self._session.check()
+        await asyncio.to_thread(decode, [])  # compiled the first time on a machine: some seconds
         while True:
             self._settle()
             taken = await self._take_pieces(rows, linger, idle)
