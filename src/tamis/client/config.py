@@ -127,7 +127,7 @@ class ConsumerConfig(ClientConfig):
         if isinstance(self.start, str):
             return None
         seconds = self.start.timestamp() if isinstance(self.start, datetime) else self.start
-        return int(seconds * 1000)
+        return round(seconds * 1000)
 
 
 def _check(config: object, name: str, low: float, high: float) -> None:

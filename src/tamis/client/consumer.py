@@ -21,7 +21,7 @@ from .config import ConsumerConfig, check_group
 from .fetching import Pulled, Puller, Stream
 from .membership import Member
 from .offsets import BrokerOffsets, LocalOffsets, Offsets, start_of
-from .received import ReceivedMessage, decode_all
+from .received import ReceivedMessage, decode_one
 from .remote import Remote
 from .session import Session, every
 from .subscriptions import subscription
@@ -44,7 +44,7 @@ class _Piece:
     body: bytes
     next_offset: int
     count: int  # at most so many messages
-    messages: deque[ReceivedMessage] | None = None  # once they are looked at one by one
+    at: int = 0  # bytes of it that were taken
 
 
 class Inbox(Stream):
@@ -259,20 +259,18 @@ class Consumer:
                 self._turns.popleft()
                 continue
             piece = inbox.pieces[0]
-            if piece.messages is None:
-                tags = self._tags(inbox.queue.topic)
-                found = decode_all(piece.body, inbox.queue) if piece.body else ()
-                piece.messages = deque(one for one in found if not tags or one.tags in tags)
-            message = piece.messages.popleft() if piece.messages else None
-            if not piece.messages:
-                self._finish_piece(inbox)
-                self._turns.rotate(-1)  # a queue's turn is as long as one answer of a pull
+            message = decode_one(piece.body, inbox.queue, piece.at)
+            piece.at += message.size
+            reached = message.offset + 1
+            if piece.at >= len(piece.body):
                 reached = piece.next_offset
-            else:
-                assert message is not None
-                reached = message.offset + 1
+                self._finish_piece(inbox)
+                self._turns.popleft()  # a queue's turn is as long as one answer of a pull
+                if inbox.pieces:
+                    self._turns.append(inbox)
             self._hand_out(inbox, reached)
-            if message is not None:
+            tags = self._tags(inbox.queue.topic)
+            if not tags or message.tags in tags:
                 return message
         return None
 
@@ -288,18 +286,16 @@ class Consumer:
                 inbox = self._turns.popleft()
                 if inbox.is_dropped or not inbox.pieces:
                     continue
-                self._turns.append(inbox)
                 piece = inbox.pieces[0]
                 self._finish_piece(inbox)
                 self._hand_out(inbox, piece.next_offset)
-                if piece.messages is not None:  # begun by one who took single messages
-                    raise Error("messages were taken from this consumer one by one: go on so")
-                if piece.body:
-                    if not found:
-                        deadline = time.monotonic() + linger
-                    found.append((inbox.queue, piece.body))
-                    count += piece.count
-                    size += len(piece.body)
+                if inbox.pieces:
+                    self._turns.append(inbox)
+                if not found:
+                    deadline = time.monotonic() + linger
+                found.append((inbox.queue, piece.body[piece.at :]))
+                count += piece.count
+                size += len(piece.body)
             if count >= rows or size >= _MOST_BYTES or not await self._wait(deadline):
                 return found
 

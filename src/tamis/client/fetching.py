@@ -184,8 +184,8 @@ class Stream:
                 pulled = await puller.pull(self.queue, self.next_offset, wanted)
                 self.has_pulled = True
                 self.min_offset, self.max_offset = pulled.min_offset, pulled.max_offset
+                take(self, pulled)  # if that fails it is asked for again: nothing is passed over
                 self.next_offset = pulled.next_offset
-                take(self, pulled)
                 failures = 0
                 continue
             except ResponseError as error:

@@ -35,6 +35,7 @@ Handler = Callable[[Any], Said | Awaitable[Said]]
 Verdict = tuple[bool, int]  # whether it is consumed; if not, at which delay level it comes again
 
 _CONSUMED: Final[Verdict] = (True, 0)
+_GRACE: Final = 1.0  # seconds for a handler that is cancelled to end in
 
 
 class Handlers:
@@ -44,7 +45,7 @@ class Handlers:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._idle: list[_Thread] = []
-        self.abandoned = 0  # threads whose handler did not end in time
+        self.abandoned = 0  # threads and tasks whose handler did not end at all
 
     async def call(
         self, handler: Handler, messages: Sequence[ReceivedMessage], *, as_list: bool
@@ -68,16 +69,32 @@ class Handlers:
             shown = messages[0].message_id
             log.exception("message %s: the handler failed, it is retried", shown)
             return False, 0
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            log.error(
+                "message %s: the handler was cancelled, it is retried", messages[0].message_id
+            )
+            return False, 0
         return _verdict(said)
 
     async def _limited(self, work: Awaitable[Said]) -> Said:
+        """In a task of its own: one that will not be cancelled is left to itself."""
+        task = asyncio.ensure_future(work)
         try:
-            async with asyncio.timeout(self._timeout) as limit:
-                return await work
-        except TimeoutError:
-            if limit.expired():
-                raise TimeoutError(self._why()) from None
-            raise  # the handler's own
+            done, _ = await asyncio.wait([task], timeout=self._timeout)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if done:
+            return task.result()
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=_GRACE)
+        if not done:
+            self.abandoned += 1
+            task.add_done_callback(_forget)
+        raise TimeoutError(self._why())
 
     async def _in_thread(self, handler: Handler, argument: Any) -> Any:
         thread = self._idle.pop() if self._idle else _Thread()
@@ -108,6 +125,11 @@ def _verdict(said: Any) -> Verdict:
         return False, 0
     log.error("a handler gave %r: None, True or a ConsumeStatus is expected; it is retried", said)
     return False, 0
+
+
+def _forget(task: "asyncio.Future[Said]") -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 class _Thread:

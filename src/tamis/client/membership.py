@@ -208,7 +208,8 @@ class Member:
             for topic in list(self.subscriptions):
                 share = await self._share(topic)
                 if share is None:
-                    self._is_settled = self.session.routes.known(topic) is None
+                    if self.session.routes.known(topic) is not None:
+                        self._is_settled = False
                     wanted |= {queue for queue in before if queue.topic == topic}
                 else:
                     wanted |= set(share)

@@ -93,7 +93,7 @@ async def consume_in_order(consumer: "PushConsumer", work: "WorkQueue") -> None:
         size = min(config.handler_batch, len(work.waiting))
         messages = [work.waiting[n] for n in range(size)]
         async with consumer.slot():
-            if work.is_dropped:
+            if work.is_dropped or consumer.is_draining:
                 return
             is_consumed, _ = await consumer.call(messages)
         if is_consumed:

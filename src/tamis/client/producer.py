@@ -71,6 +71,7 @@ class Producer:
         self._in_flight = 0
         self._backlog: deque[_Sending] = deque()
         self._idle = asyncio.Event()
+        self._slow = 0  # attempts that wait for a route or a connection
         self._transactions = Transactions(self._session, group, check)
         self._replies = Replies(self._session)
 
@@ -395,7 +396,8 @@ class _Sending:
         """At once if the route is known and the broker connected; else in a task."""
         producer, session = self._producer, self._producer._session
         queues = session.routes.known_for_sending(self._outgoing.topic)
-        if queues:
+        # what has to be in order is not to overtake what waits for the connection
+        if queues and (self._place is None or not producer._slow):
             try:
                 queue = (
                     producer._choose(queues, self._last)
@@ -417,6 +419,7 @@ class _Sending:
 
     async def _attempt_slowly(self) -> None:
         broker = ""
+        self._producer._slow += 1
         try:
             async with asyncio.timeout_at(self._deadline):
                 producer, session = self._producer, self._producer._session
@@ -435,6 +438,8 @@ class _Sending:
             raise
         else:
             self._write(queue, peer)
+        finally:
+            self._producer._slow -= 1
 
     def _write(self, queue: MessageQueue, peer: Peer) -> None:
         self._queue, self._peer = queue, peer

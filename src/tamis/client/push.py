@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
@@ -439,9 +440,20 @@ class PushConsumer:
 
     # Called by `consume_in_order`
 
-    def slot(self) -> asyncio.Semaphore:
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
         """One of as many as may be busy at a time."""
-        return self._slots
+        async with self._slots:
+            self._busy += 1
+            try:
+                yield
+            finally:
+                self._busy -= 1
+
+    @property
+    def is_draining(self) -> bool:
+        """It is being closed: what is not begun is left to others."""
+        return self._is_draining
 
     def done(self, work: WorkQueue, messages: list[ReceivedMessage]) -> None:
         if not work.is_dropped or work.worker is asyncio.current_task():

@@ -1,0 +1,640 @@
+"""The client for scripts: the same classes without `await`.
+
+    with blocking.Producer("127.0.0.1:9876") as producer:
+        producer.send(Message("Orders", b"..."))
+
+Each object here hands its calls to one of the asyncio client's, which lives in an event loop in a
+thread of its own: one for the process, started when it is first needed. Any thread may call.
+Ctrl-C ends the call that waits, and the work it waited for. What was made before a fork is of no
+use in the child, and says so. What is not closed when the program ends is closed then.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec, Protocol, Self, TypeVar
+
+from ..errors import Error
+from ..message import Message
+from ..net.aio import loop_factory
+from ..wire.bodies import MessageQueue, Subscription
+from .config import ConsumerConfig, ProducerConfig
+from .consumer import Consumer as AsyncConsumer
+from .handling import Handler
+from .outgoing import SendResult
+from .producer import Producer as AsyncProducer
+from .producer import Selector
+from .push import PushConsumer as AsyncPushConsumer
+from .received import ReceivedMessage
+from .transactions import Check, Execute, TransactionState
+from .transactions import Transaction as AsyncTransaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+__all__ = ["Consumer", "Producer", "PushConsumer", "Transaction"]
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SLICE: Final = 1.0  # seconds: on Windows, a wait without an end does not notice Ctrl-C
+_PATIENCE: Final = 5.0  # seconds, for the thread to end when the program does
+_PRODUCER: Final = ProducerConfig()
+_CONSUMER: Final = ConsumerConfig()
+
+
+class _Background:
+    """The event loop, and the thread it runs in."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.open: set[_Facade] = set()
+        self._is_ending = False
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="tamis-client", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _live(self) -> None:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            self.loop = runner.get_loop()
+            self.loop.call_soon(self._ready.set)
+            while not self._is_ending:
+                try:
+                    self.loop.run_forever()
+                except (SystemExit, KeyboardInterrupt):  # of a handler: asyncio lets them through
+                    log.exception("a handler wanted to end the program")
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What it gives or raises. If the wait is interrupted, it is cancelled, and its end waited
+        for: a second interrupt does not."""
+        ended: Future[T] = Future()
+        begun: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            begun.append(self.loop.create_task(work))
+            begun[0].add_done_callback(partial(_pass_on, ended))
+
+        try:
+            self.loop.call_soon_threadsafe(begin)
+            return _result(ended)
+        except BaseException:
+            if not ended.done():
+                self.loop.call_soon_threadsafe(lambda: begun[0].cancel())
+                with contextlib.suppress(Exception, CancelledError):
+                    _result(ended)
+            raise
+
+    def end(self) -> None:
+        for one in list(self.open):
+            log.warning("a %s was not closed: it is closed now", one.what)
+            try:
+                one.close()
+            except Exception as error:  # the edge: the others are to be closed too
+                log.warning("a %s could not be closed: %s", one.what, error)
+        self._is_ending = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_PATIENCE)
+
+    @property
+    def is_here(self) -> bool:
+        return threading.current_thread() is self._thread
+
+
+def _pass_on(ended: "Future[T]", work: "asyncio.Future[T]") -> None:
+    if work.cancelled():
+        ended.set_exception(CancelledError())
+    elif (error := work.exception()) is not None:
+        ended.set_exception(error)
+    else:
+        ended.set_result(work.result())
+
+
+def _result(ended: "Future[T]") -> T:
+    while True:
+        with contextlib.suppress(TimeoutError):
+            ended.exception(_SLICE)
+        if ended.done():
+            return ended.result()
+
+
+_lock = threading.Lock()
+_current: _Background | None = None
+_left_behind: list[_Background | None] = []  # by a fork: their memory is the parent's, untouched
+
+
+def _background() -> _Background:
+    global _current
+    with _lock:
+        if _current is None:
+            _current = _Background()
+        return _current
+
+
+def _forget() -> None:
+    """In a child: the thread is not there."""
+    global _lock, _current
+    _lock = threading.Lock()
+    _left_behind.append(_current)
+    _current = None
+
+
+def _end() -> None:
+    if _current is not None:
+        _current.end()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget)
+atexit.register(_end)
+
+
+class _Inner(Protocol):
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class _Facade:
+    """`with` starts and closes it."""
+
+    what: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._background = _background()
+
+    @property
+    def _client(self) -> _Inner:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self._run(self._client.start)
+        self._background.open.add(self)
+
+    def close(self) -> None:
+        """Can be called twice; does nothing in a forked child, whose parent has it."""
+        if self._background.pid == os.getpid():
+            self._run(self._client.close)
+            self._background.open.discard(self)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._background.pid == os.getpid():
+            self._run(self._client.__aexit__, kind, error, traceback)
+            self._background.open.discard(self)
+
+    def _check(self) -> None:
+        if self._background.pid != os.getpid():
+            raise Error(
+                f"this {self.what} was made in another process: make a new one after a fork"
+            )
+
+    def _run(
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        self._check()
+        if self._background.is_here:
+            raise Error(
+                f"this {self.what} would wait for the thread it is called in: coroutines and"
+                " selectors can't make blocking calls"
+            )
+        return self._background.run(function(*args, **kwargs))
+
+    def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """In the loop: what it is to change belongs to it."""
+        if self._background.is_here:
+            return function(*args, **kwargs)
+
+        async def call() -> T:
+            return function(*args, **kwargs)
+
+        return self._run(call)
+
+
+class Producer(_Facade):
+    """See `tamis.client.Producer`."""
+
+    what = "producer"
+
+    def __init__(
+        self,
+        nameserver: str,
+        group: str = "tamis-producer",
+        *,
+        check: Check | None = None,
+        config: ProducerConfig = _PRODUCER,
+    ) -> None:
+        super().__init__()
+        self._inner = self._call(AsyncProducer, nameserver, group, check=check, config=config)
+        self.group = group
+        self.config = config
+        self._outbox: deque[tuple[Future[SendResult], Callable[[], asyncio.Future[SendResult]]]] = (
+            deque()
+        )
+        self._is_woken = False
+
+    @property
+    def _client(self) -> AsyncProducer:
+        return self._inner
+
+    @property
+    def client_id(self) -> str:
+        return self._inner.client_id
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | int | None = None,
+        selector: Selector | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Raises SendFailed, InvalidMessage, InvalidName. One that was interrupted may have been
+        sent. A selector is called in the loop's thread."""
+        if self._background.is_here:
+            raise Error("send waits for the thread it is called in: use submit there")
+        sent = self.submit(message, queue=queue, key=key, selector=selector, timeout=timeout)
+        return _result(sent)
+
+    def submit(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | int | None = None,
+        selector: Selector | None = None,
+        timeout: float | None = None,
+    ) -> "Future[SendResult]":
+        """As `send`, without waiting: all that `send` would raise is in the future. What is added
+        to it as a callback is called in the loop's thread, and must not wait there.
+
+        There is no limit to how many are on their way: wait for some.
+        """
+        self._check()
+        future: Future[SendResult] = Future()
+        submit = partial(
+            self._inner.submit, message, queue=queue, key=key, selector=selector, timeout=timeout
+        )
+        self._outbox.append((future, submit))
+        if not self._is_woken:  # waking the loop is dear: once for many
+            self._is_woken = True
+            self._background.loop.call_soon_threadsafe(self._send_off)
+        return future
+
+    def _send_off(self) -> None:
+        self._is_woken = False  # first: whoever adds one from here on wakes the loop again
+        for _ in range(len(self._outbox)):
+            future, submit = self._outbox.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    sent = submit()
+                except Exception as error:  # whoever waits has it
+                    future.set_exception(error)
+                else:
+                    sent.add_done_callback(partial(_pass_on, future))
+
+    def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | int | None = None,
+        selector: Selector | None = None,
+    ) -> None:
+        self._run(self._inner.send_oneway, message, queue=queue, key=key, selector=selector)
+
+    def send_batch(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        key: str | int | None = None,
+        timeout: float | None = None,
+    ) -> list[SendResult]:
+        batch = list(messages)  # here: whatever gives them may wait
+        return self._run(self._inner.send_batch, batch, queue=queue, key=key, timeout=timeout)
+
+    def request(self, message: Message, *, timeout: float | None = None) -> ReceivedMessage:
+        return self._run(self._inner.request, message, timeout=timeout)
+
+    def reply(
+        self, request: ReceivedMessage, body: bytes, *, tags: str | None = None
+    ) -> SendResult:
+        return self._run(self._inner.reply, request, body, tags=tags)
+
+    def transaction(self, message: Message) -> "Transaction":
+        """`with producer.transaction(message) as transaction:`"""
+        return Transaction(self, self._call(self._inner.transaction, message))
+
+    def send_in_transaction(
+        self, message: Message, execute: Execute
+    ) -> tuple[SendResult, TransactionState]:
+        """`execute` is called in another thread; it may use this producer."""
+        return self._run(self._inner.send_in_transaction, message, execute)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        return self._run(self._inner.queues, topic)
+
+
+class Transaction:
+    """From `with` to its end: see `tamis.client.Producer.transaction`."""
+
+    def __init__(self, producer: Producer, inner: AsyncTransaction) -> None:
+        self._producer = producer
+        self._inner = inner
+
+    @property
+    def message(self) -> Message:
+        return self._inner.message
+
+    @property
+    def result(self) -> SendResult:
+        return self._inner.result
+
+    def commit(self) -> None:
+        self._inner.commit()
+
+    def rollback(self) -> None:
+        self._inner.rollback()
+
+    def leave_open(self) -> None:
+        self._inner.leave_open()
+
+    def __enter__(self) -> Self:
+        self._producer._run(self._inner.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._producer._run(self._inner.__aexit__, kind, error, traceback)
+
+
+class PushConsumer(_Facade):
+    """See `tamis.client.PushConsumer`. A handler that is a plain function is called in a thread
+    and may use producers of this module."""
+
+    what = "consumer"
+
+    def __init__(
+        self,
+        nameserver: str,
+        group: str,
+        handler: Handler | None = None,
+        *,
+        ordered: bool = False,
+        config: ConsumerConfig = _CONSUMER,
+    ) -> None:
+        super().__init__()
+        self._inner = self._call(
+            AsyncPushConsumer, nameserver, group, handler, ordered=ordered, config=config
+        )
+        self.group = group
+        self.ordered = ordered
+        self.config = config
+
+    @property
+    def _client(self) -> AsyncPushConsumer:
+        return self._inner
+
+    @property
+    def client_id(self) -> str:
+        return self._inner.client_id
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        return self._call(lambda: self._inner.assignment)
+
+    @property
+    def subscriptions(self) -> dict[str, Subscription]:
+        return self._call(lambda: self._inner.subscriptions)
+
+    def subscribe(
+        self,
+        topic: str,
+        handler: Handler | None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+    ) -> None:
+        self._call(self._inner.subscribe, topic, handler, tags=tags, sql=sql)
+
+    def unsubscribe(self, topic: str) -> None:
+        self._call(self._inner.unsubscribe, topic)
+
+    def run(self) -> None:
+        """Until it is closed, by a handler or another thread, or interrupted: then handlers are
+        waited for. Raises what it can't live with."""
+        try:
+            self._run(self._inner.run)
+        finally:
+            self._background.open.discard(self)
+
+    def close(self) -> None:
+        """Waits for handlers; one of them may call it, if it does not mind that it is not over
+        when `close` returns."""
+        if threading.current_thread().name == "tamis-handler":
+            self._check()
+            self._background.loop.call_soon_threadsafe(self._close_later)
+        else:
+            super().close()
+
+    def _close_later(self) -> None:
+        self._closing = self._background.loop.create_task(self._inner.close())
+        self._closing.add_done_callback(lambda task: self._background.open.discard(self))
+
+    def pause(self) -> None:
+        self._call(self._inner.pause)
+
+    def resume(self) -> None:
+        self._call(self._inner.resume)
+
+
+class Consumer(_Facade):
+    """See `tamis.client.Consumer`. Message by message, each costs a change of threads: `getmany`
+    and `batches` are for many."""
+
+    what = "consumer"
+
+    def __init__(self, nameserver: str, group: str, *, config: ConsumerConfig = _CONSUMER) -> None:
+        super().__init__()
+        self._inner = self._call(AsyncConsumer, nameserver, group, config=config)
+        self.group = group
+        self.config = config
+        self._is_torn = False  # something may have been taken that the caller was never given
+
+    @property
+    def _client(self) -> AsyncConsumer:
+        return self._inner
+
+    @property
+    def client_id(self) -> str:
+        return self._inner.client_id
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        return self._call(lambda: self._inner.assignment)
+
+    @property
+    def subscriptions(self) -> dict[str, Subscription]:
+        return self._call(lambda: self._inner.subscriptions)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Without an exception, what was taken counts as worked off."""
+        if error is None and self._is_torn:
+            error = KeyboardInterrupt()
+        super().__exit__(kind, error, traceback)
+
+    # What to read
+
+    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:
+        self._call(self._inner.subscribe, topic, tags=tags, sql=sql)
+
+    def unsubscribe(self, topic: str) -> None:
+        self._call(self._inner.unsubscribe, topic)
+
+    def assign(
+        self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None
+    ) -> None:
+        self._call(self._inner.assign, list(queues), tags=tags, sql=sql)
+
+    # Taking messages
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        message = self._take(self._next)
+        if message is None:
+            raise StopIteration
+        return message
+
+    async def _next(self) -> ReceivedMessage | None:
+        return await anext(self._inner, None)
+
+    def getmany(self, limit: int = 500, timeout: float = 5.0) -> list[ReceivedMessage]:
+        """As many as there are, up to `limit`; none if none come within `timeout` seconds."""
+        return self._take(self._inner.getmany, limit, timeout)
+
+    def batches(
+        self,
+        *,
+        rows: int = 65_536,
+        linger: float = 0.1,
+        columns: Sequence[str] | None = None,
+        properties: Sequence[str] | None = None,
+        idle: float | None = None,
+    ) -> "Iterator[pa.RecordBatch]":
+        """Arrow record batches. Ends when the consumer is closed, or nothing came for `idle`
+        seconds."""
+        source = self._inner.batches(
+            rows=rows, linger=linger, columns=columns, properties=properties, idle=idle
+        )
+
+        async def following() -> "pa.RecordBatch | None":
+            return await anext(source, None)
+
+        while (batch := self._take(following)) is not None:
+            yield batch
+
+    def _take(
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        try:
+            if self._is_torn:
+                self._run(self._mend)
+            return self._run(function, *args, **kwargs)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: just then something may have come
+            self._is_torn = True
+            raise
+
+    async def _mend(self) -> None:
+        """What was taken and not given to the caller is to be taken again."""
+        for queue, report in self._inner.reports().items():
+            position = self._inner.position(queue)
+            if position is not None and position != report.commit_offset:
+                await self._inner.seek(queue, report.commit_offset)
+        self._is_torn = False
+
+    # Where it is
+
+    def position(self, queue: MessageQueue) -> int | None:
+        return self._call(self._inner.position, queue)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        self._run(self._inner.seek, queue, offset)
+
+    def seek_to_first(self, *queues: MessageQueue) -> None:
+        self._run(self._inner.seek_to_first, *queues)
+
+    def seek_to_last(self, *queues: MessageQueue) -> None:
+        self._run(self._inner.seek_to_last, *queues)
+
+    def seek_to_time(self, timestamp: int, *queues: MessageQueue) -> None:
+        """Milliseconds: the first message stored then or later."""
+        self._run(self._inner.seek_to_time, timestamp, *queues)
+
+    def pause(self, *queues: MessageQueue) -> None:
+        self._call(self._inner.pause, *queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        self._call(self._inner.resume, *queues)
+
+    def commit(self) -> None:
+        """All that was handed out is worked off, and saved. Raises Error, TimeoutError."""
+        if self._is_torn:
+            self._run(self._mend)
+        self._run(self._inner.commit)
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        return self._run(self._inner.committed, queue)
+
+    # What there is
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        return self._run(self._inner.queues, topic)
+
+    def first_offset(self, queue: MessageQueue) -> int:
+        return self._run(self._inner.first_offset, queue)
+
+    def last_offset(self, queue: MessageQueue) -> int:
+        return self._run(self._inner.last_offset, queue)
+
+    def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
+        return self._run(self._inner.offset_at, queue, timestamp)
