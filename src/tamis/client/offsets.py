@@ -147,7 +147,8 @@ async def last_offset(session: "Session", queue: MessageQueue) -> int:
 
 
 async def offset_at(session: "Session", queue: MessageQueue, timestamp: int) -> int:
-    """Of the first message stored then (milliseconds) or later."""
+    """Of the message stored at that time (milliseconds), as its broker finds it: one of 4.9 takes
+    the nearest if there is none of that very time, one of 5.x the next."""
     header = headers.SearchOffset(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp)
     code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
     return max(await _ask_offset(session, queue, header, code), 0)
