@@ -144,8 +144,11 @@ class Message:
             object.__setattr__(self, "body", self.body.encode())
         elif not isinstance(self.body, bytes):
             object.__setattr__(self, "body", bytes(self.body))
-        keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
-        object.__setattr__(self, "keys", tuple(one for one in keys if one))
+        if self.keys:
+            keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+            object.__setattr__(self, "keys", tuple(one for one in keys if one))
+        elif self.keys != ():
+            object.__setattr__(self, "keys", ())
         for name, value in self.properties.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise InvalidMessage(f"property {name!r} = {value!r}: names and values are text")
@@ -168,11 +171,6 @@ class Message:
         if self.delay_level:
             made[PropertyName.DELAY] = str(self.delay_level)
         made[PropertyName.WAIT] = "true" if self.wait_stored else "false"
-        for name, value in made.items():
-            if "\x01" in name or "\x01" in value or "\x02" in name or "\x02" in value:
-                raise InvalidMessage(
-                    f"property {name!r} = {value!r}: \\x01 and \\x02 separate properties"
-                )
         return made
 
 

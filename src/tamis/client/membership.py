@@ -14,6 +14,7 @@ from ..errors import (
     ConfigError,
     ConsumerOffline,
     Error,
+    NoPermission,
     SubscriptionMismatch,
     TopicNotFound,
 )
@@ -29,11 +30,12 @@ from ..wire.bodies import (
     MessageQueue,
     Subscription,
 )
-from ..wire.codes import RequestCode
+from ..wire.codes import RequestCode, ResponseCode
 from ..wire.command import Command
 from . import assign
 from .config import ConsumerConfig
 from .received import RETRY_PREFIX, retry_topic
+from .routes import read_queues
 from .subscriptions import Subscriptions, difference, shown
 
 if TYPE_CHECKING:
@@ -82,7 +84,6 @@ class Member:
         self._strategy = _strategy(config)
         self._wake = asyncio.Event()
         self._balancing = asyncio.Lock()
-        self._members: list[str] = []
         self._warned: set[tuple[str, str, str]] = set()
         self._is_joined = False
         session.consumer = self._data
@@ -108,7 +109,10 @@ class Member:
         self._wake.set()
 
     def _notified(self, peer: Peer, request: Command) -> None:
+        """Of members that came or went, and of what they subscribe to."""
         self.wake()
+        if self._is_joined:
+            self.session.spawn(self._compare_later())
 
     # Joining
 
@@ -119,11 +123,17 @@ class Member:
             if topic.startswith(RETRY_PREFIX):
                 continue  # it is made by the first heartbeat
             try:
-                await self.session.routes.get(topic)
+                route = await self.session.routes.get(topic)
             except TopicNotFound as error:
                 if not self.config.wait_for_topics:
                     raise
                 log.warning("%s; it is waited for", error)
+                continue
+            if not read_queues(topic, route):
+                raise NoPermission(
+                    ResponseCode.NO_PERMISSION,
+                    f"topic {topic} has no queue that can be read: its permission forbids it",
+                )
         for one in self.subscriptions.values():
             if not one.is_tags:
                 await self._check_at_broker(one)
@@ -160,6 +170,7 @@ class Member:
         )
         await self.session.heartbeat()
         self.wake()
+        await self._compare_later()
 
     # Who has which queues
 
@@ -246,9 +257,6 @@ class Member:
         except Exception as error:  # a strategy may be the user's
             log.error("group %s: no shares of %s: %r", self.group, topic, error)
             return None
-        if members != self._members:
-            self._members = members
-            self.session.spawn(self._compare_later())
         return share
 
     async def _member_ids(self, topic: str) -> list[str]:

@@ -6,7 +6,7 @@ Pure: no sockets, no clocks but the keys' own.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..errors import InvalidMessage, RemoteProtocolError
 from ..message import Message, PropertyName, SysFlag
@@ -42,8 +42,7 @@ STATUSES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(NamedTuple):
     """Where a message is. `message_id` is its unique key, `offset_message_id` its place."""
 
     status: SendStatus
@@ -113,8 +112,7 @@ def prepare(
         smaller = compression.compress(body, config.compress_level)
         if len(smaller) < len(body):
             body, sys_flag = smaller, _ZLIB
-    block = properties.encode(named)
-    _check_block(block, message)
+    block = _block(named, message)
     return Outgoing(message.topic, body, block, [unique], sys_flag, message.flag)
 
 
@@ -137,12 +135,19 @@ def _checked(message: Message, config: ProducerConfig) -> dict[str, str]:
     return message.all_properties()
 
 
-def _check_block(block: str, message: Message) -> None:
+def _block(named: dict[str, str], message: Message) -> str:
+    """The properties as they travel."""
+    block = properties.encode(named)
+    if block.count("\x01") != len(named) or block.count("\x02") != len(named) - 1:
+        raise InvalidMessage(
+            f"a message to {message.topic} has a \\x01 or \\x02: these separate properties"
+        )
     if len(block) * 3 > _MAX_PROPERTIES and len(block.encode()) > _MAX_PROPERTIES:
         raise InvalidMessage(
             f"a message to {message.topic} has {len(block.encode())} bytes of properties:"
             f" at most {_MAX_PROPERTIES} are taken; put it into the body"
         )
+    return block
 
 
 def split(
@@ -173,8 +178,7 @@ def _item(message: Message, config: ProducerConfig, keys: UniqueKeys) -> _Item:
         raise InvalidMessage(f"a message to {message.topic}: batches take no retries")
     unique = keys.next()
     named[PropertyName.UNIQUE_KEY] = unique
-    block = properties.encode(named)
-    _check_block(block, message)
+    block = _block(named, message)
     return record.batch_item(message.body, block.encode(), message.flag), unique
 
 

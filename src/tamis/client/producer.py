@@ -448,12 +448,12 @@ class _Sending:
         if len(self._tried) + 1 < self._attempts and self._has_others_than(queue.broker_name):
             left /= 2  # so that another broker can be tried if this one hangs
         try:
-            self._opaque, waiting = peer.post(self._producer._request(self._outgoing, queue))
+            request = self._producer._request(self._outgoing, queue)
+            self._opaque = peer.post(request, self._answered)
         except (ConnectionError, LocalProtocolError) as error:
             self._failed(queue.broker_name, error)
             return
         self._timer = self._loop.call_later(max(left, 0.0), self._late)
-        waiting.add_done_callback(self._answered)
 
     def _late(self) -> None:
         self._timer = None
@@ -466,18 +466,16 @@ class _Sending:
             TimeoutError(f"the broker at {self._peer} did not answer within {seconds:.1f} s"),
         )
 
-    def _answered(self, waiting: "asyncio.Future[Command]") -> None:
+    def _answered(self, answer: Command | Exception) -> None:
         if self._timer is None:
             return  # it was too late
         self._timer.cancel()
         self._timer = None
         broker = self._queue.broker_name
-        error = waiting.exception()
-        if error is not None:
+        if isinstance(answer, Exception):
             self._producer._faults.note_failure(broker)
-            self._failed(broker, error)
+            self._failed(broker, answer)
             return
-        answer = waiting.result()
         self._producer._faults.note(broker, self._loop.time() - self._sent)
         status = STATUSES.get(answer.code)
         if status is None:

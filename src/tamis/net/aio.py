@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from ..errors import RemoteProtocolError
@@ -15,7 +16,7 @@ from ..wire.command import Command
 from ..wire.connection import Connection
 from ..wire.frame import MAX_FRAME
 
-__all__ = ["Peer", "Take", "connect", "connect_pair", "loop_factory", "parse_address"]
+__all__ = ["Peer", "Settle", "Take", "connect", "connect_pair", "loop_factory", "parse_address"]
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ _LOW_WATER: Final = 1 * 2**20
 
 
 Take = Callable[["Peer", bytes], int]
+Settle = Callable[[Command | Exception], None]
 
 
 class Peer(asyncio.Protocol):
@@ -50,7 +52,7 @@ class Peer(asyncio.Protocol):
         self._unwritten: list[bytes] = []  # of this turn of the loop
         self._on_close = on_close
         self._wire = Connection(max_frame)
-        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._waiting: dict[int, Settle] = {}
         self._postponed: list[Command] = []  # requests, until it reads its answers
         self._is_full = False
         self._transport: asyncio.Transport | None = None
@@ -95,9 +97,9 @@ class Peer(asyncio.Protocol):
     def _is_answer(self, command: Command) -> bool:
         if not command.is_response:
             return False
-        waiting = self._waiting.pop(command.opaque, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(command)
+        settle = self._waiting.pop(command.opaque, None)
+        if settle is not None:
+            settle(command)
         return True
 
     def pause_writing(self) -> None:
@@ -122,10 +124,9 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = True
         self._transport = None
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(ConnectionError(f"{self} closed the connection"))
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, {}
+        for settle in waiting.values():
+            settle(ConnectionError(f"{self} closed the connection"))
         self._postponed.clear()
         self._wake()
         if self._on_close is not None:
@@ -175,35 +176,44 @@ class Peer(asyncio.Protocol):
 
     async def ask(self, request: Command, timeout: float) -> Command:
         """Its answer. Raises TimeoutError or ConnectionError."""
-        opaque, waiting = self.post(request)
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[Command] = loop.create_future()
+        opaque = self.post(request, partial(_resolve, waiting))
+        # by hand: asyncio.timeout takes longer than all the rest
+        timer = loop.call_later(timeout, _resolve, waiting, TimeoutError())
         try:
-            async with asyncio.timeout(timeout):
-                return await waiting
+            return await waiting
         finally:
+            timer.cancel()
             self.forget(opaque)
 
-    def post(self, request: Command) -> tuple[int, "asyncio.Future[Command]"]:
-        """As `ask`, for those who don't wait here and keep time themselves: `forget` what is not
-        waited for any more."""
+    def post(self, request: Command, settle: Settle) -> int:
+        """As `ask`, for those who don't wait here: `settle` is called with the answer, or with why
+        there is none. They keep time themselves, and `forget` what is not waited for any more.
+
+        Raises ConnectionError, LocalProtocolError.
+        """
         if self.is_closed:
             raise ConnectionError(f"{self} closed the connection")
         opaque, data = self._wire.ask(request)
-        loop = asyncio.get_running_loop()
-        waiting: asyncio.Future[Command] = loop.create_future()
-        self._waiting[opaque] = waiting
-        if not self._unwritten:
-            loop.call_soon(self._write_all)
-        self._unwritten.append(data)
-        return opaque, waiting
+        if self._unwritten:
+            self._unwritten.append(data)
+        elif self._waiting:  # more may follow in this turn of the loop
+            asyncio.get_running_loop().call_soon(self._write_all)
+            self._unwritten.append(data)
+        else:
+            self.write(data)
+        self._waiting[opaque] = settle
+        return opaque
+
+    def forget(self, opaque: int) -> None:
+        if self._waiting.pop(opaque, None) is not None:
+            self._wire.settle(opaque)
 
     def _write_all(self) -> None:
         """What was asked in one turn is written at once: a system call for all of it."""
         parts, self._unwritten = self._unwritten, []
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
-
-    def forget(self, opaque: int) -> None:
-        self._waiting.pop(opaque, None)
-        self._wire.settle(opaque)
 
     @property
     def host(self) -> str:
@@ -226,6 +236,15 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
         raise ValueError(f"{text!r} is not an address: it is written like 127.0.0.1:9876")
     return host.strip("[]"), int(port)
+
+
+def _resolve(waiting: "asyncio.Future[Command]", answer: Command | Exception) -> None:
+    if waiting.done():
+        return
+    if isinstance(answer, Command):
+        waiting.set_result(answer)
+    else:
+        waiting.set_exception(answer)
 
 
 async def connect(

@@ -53,13 +53,15 @@ def decode(raw: Frame) -> Command:
     return _decode_binary(raw.header, raw.body)
 
 
-def encode(command: Command) -> bytes:
-    """The whole frame. Raises LocalProtocolError for what its header can't hold."""
+def encode(command: Command, opaque: int | None = None) -> bytes:
+    """The whole frame, with another `opaque` if one is given. Raises LocalProtocolError for what
+    its header can't hold."""
+    opaque = command.opaque if opaque is None else opaque
     try:
         if command.encoding is Encoding.JSON:
-            header = orjson.dumps(_to_json(command))
+            header = orjson.dumps(_to_json(command, opaque))
         else:
-            header = _encode_binary(command)
+            header = _encode_binary(command, opaque)
     except (struct.error, TypeError, ValueError) as error:
         raise LocalProtocolError(f"a header that can't be written: {error}") from None
     return frame(command.encoding, header, command.body)
@@ -107,13 +109,13 @@ def _text_of(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def _to_json(command: Command) -> dict[str, object]:
+def _to_json(command: Command, opaque: int) -> dict[str, object]:
     made: dict[str, object] = {"code": command.code}
     if command.fields is not None:
         made["extFields"] = command.fields
     made["flag"] = command.flag
     made["language"] = command.language.name
-    made["opaque"] = command.opaque
+    made["opaque"] = opaque
     if command.remark is not None:
         made["remark"] = command.remark
     made["serializeTypeCurrentRPC"] = "JSON"
@@ -173,7 +175,7 @@ def _text(header: bytes, at: int, size: int) -> tuple[str | None, int]:
     return (decode_utf8(header[at:end]) if size else None), end
 
 
-def _encode_binary(command: Command) -> bytes:
+def _encode_binary(command: Command, opaque: int) -> bytes:
     remark = command.remark.encode() if command.remark else b""
     fields = bytearray()
     for name, value in (command.fields or {}).items():
@@ -185,7 +187,7 @@ def _encode_binary(command: Command) -> bytes:
                 command.code,
                 command.language,
                 command.version,
-                command.opaque,
+                opaque,
                 command.flag,
                 len(remark),
             ),

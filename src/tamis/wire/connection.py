@@ -39,8 +39,7 @@ class Connection:
         Raises LocalProtocolError.
         """
         opaque = self._last_opaque = (self._last_opaque + 1) % 2**31
-        request.opaque = opaque
-        data = commands.encode(request)
+        data = commands.encode(request, opaque)
         if not request.is_oneway:
             self._outstanding.add(opaque)
         return opaque, data
