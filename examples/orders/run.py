@@ -2,7 +2,7 @@
 
     java   Apache's Java client 4.9.4, if `java` and `mvn` are on the PATH
     cpp    RocketMQ's C++ client, from Python's package of it; by SQL it can't consume
-    tamis  no real client: a loop of pulls, as `tamis demo` has it
+    tamis  our own, as `tamis demo` has it
 
 Both are driven as the tests drive them (`tests/interop`); what is fetched for them stays there.
 """
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from tamis.cli.demo import TOPIC, Client, Connect, Group, Order, PullLoop, play
+from tamis.cli.demo import TOPIC, Client, Connect, Group, Order, TamisClient, play
 from tamis.testing import LocalCluster
 
 TESTS = Path(__file__).parents[2] / "tests"
@@ -58,9 +58,9 @@ class JavaGroups:
 
 
 class CppGroups:
-    """A push consumer in a process of its own for each group with tags; the others pull."""
+    """A push consumer in a process of its own for each group with tags; the others are ours."""
 
-    note = "It has no SQL: groups with SQL are served by a loop of pulls of Tamis's own."
+    note = "It has no SQL: groups with SQL are served by Tamis's own client."
 
     def __init__(self, cluster: LocalCluster, stack: ExitStack) -> None:
         from interop.cppclient import PACKAGE
@@ -70,7 +70,7 @@ class CppGroups:
         self._nameserver = cluster.nameserver
         self._stack = stack
         self._home = Path(stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
-        self._loop = stack.enter_context(PullLoop(cluster))
+        self._ours = stack.enter_context(TamisClient(cluster))
         self._consumers = {}
 
     def send(self, orders: Sequence[Order]) -> None:
@@ -90,11 +90,11 @@ class CppGroups:
                     topic=TOPIC,
                     expression=group.tags,
                 )
-        self._loop.subscribe([group for group in groups if group.sql])
+        self._ours.subscribe([group for group in groups if group.sql])
 
     def received(self, group: Group, count: int) -> list[str]:
         if group.sql:
-            return self._loop.received(group, count)
+            return self._ours.received(group, count)
         rows = self._consumers[group.name].wait_for(lambda rows: len(rows) >= count)
         return [row["keys"] for row in rows]
 
@@ -173,7 +173,7 @@ def run(statement: str, seconds: float) -> None:
         raise Unavailable((said.strip().splitlines() or ["it could not be fetched"])[-1])
 
 
-CLIENTS = {"java": prepare_java, "cpp": prepare_cpp, "tamis": lambda: PullLoop}
+CLIENTS = {"java": prepare_java, "cpp": prepare_cpp, "tamis": lambda: TamisClient}
 
 
 @click.command()

@@ -1,7 +1,7 @@
 """What a message is to everyone: names of properties, topics and flags, and kinds of offset."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Final, NamedTuple, NewType
 
@@ -50,6 +50,7 @@ class PropertyName:
     MESSAGE_TYPE: Final = "MSG_TYPE"
 
 
+_NO_PROPERTIES: Final[Mapping[str, str]] = {}
 # What users may not set by hand: `MessageConst.STRING_HASH_SET`.
 _RESERVED: Final = frozenset(
     [
@@ -125,41 +126,46 @@ class Host(NamedTuple):
 LOOPBACK: Final = Host(b"\x7f\0\0\1", 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Message:
-    """What a producer sends. `delay_level` is 1 to 18: see `docs/client.md` for the times."""
+    """What a producer sends. Text is taken for a body too, and encoded as UTF-8. `delay_level` is 1
+    to 18: see `docs/client.md` for the times."""
 
     topic: str
-    body: bytes  # text is taken too, and encoded as UTF-8
-    _: KW_ONLY
-    tags: str | None = None
-    keys: str | Sequence[str] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
-    delay_level: int = 0
-    flag: int = 0
-    wait_stored: bool = True
+    body: bytes
+    tags: str | None
+    keys: tuple[str, ...]
+    properties: Mapping[str, str]
+    delay_level: int
+    flag: int
+    wait_stored: bool
 
-    def __post_init__(self) -> None:
-        if isinstance(self.body, str):
-            object.__setattr__(self, "body", self.body.encode())
-        elif not isinstance(self.body, bytes):
-            object.__setattr__(self, "body", bytes(self.body))
-        if self.keys:
-            keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
-            object.__setattr__(self, "keys", tuple(one for one in keys if one))
-        elif self.keys != ():
-            object.__setattr__(self, "keys", ())
-        for name, value in self.properties.items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise InvalidMessage(f"property {name!r} = {value!r}: names and values are text")
-            if name in _RESERVED:
-                raise InvalidMessage(
-                    f"property {name}: RocketMQ keeps this name for itself{_HINTS.get(name, '')}"
-                )
-            if not name.strip() or not value.strip():
-                raise InvalidMessage(
-                    f"property {name!r} = {value!r}: RocketMQ does not keep blank ones"
-                )
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview | str,
+        *,
+        tags: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        delay_level: int = 0,
+        flag: int = 0,
+        wait_stored: bool = True,
+    ) -> None:
+        """Raises InvalidMessage for properties that RocketMQ would not take or keep."""
+        put = object.__setattr__  # it is frozen
+        put(self, "topic", topic)
+        put(self, "body", body.encode() if isinstance(body, str) else bytes(body))
+        put(self, "tags", tags)
+        if keys:
+            keys = (keys,) if isinstance(keys, str) else tuple(one for one in keys if one)
+        put(self, "keys", keys or ())
+        put(self, "properties", dict(properties))
+        put(self, "delay_level", delay_level)
+        put(self, "flag", flag)
+        put(self, "wait_stored", wait_stored)
+        if properties:
+            _check_properties(properties)
 
     def all_properties(self) -> dict[str, str]:
         """As they travel: with tags, keys and the like among them."""
@@ -172,6 +178,18 @@ class Message:
             made[PropertyName.DELAY] = str(self.delay_level)
         made[PropertyName.WAIT] = "true" if self.wait_stored else "false"
         return made
+
+
+def _check_properties(properties: Mapping[str, str]) -> None:
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"property {name!r} = {value!r}: names and values are text")
+        if name in _RESERVED:
+            hint = _HINTS.get(name, "")
+            raise InvalidMessage(f"property {name}: RocketMQ keeps this name for itself{hint}")
+        if not name.strip() or not value.strip():
+            why = "RocketMQ does not keep blank ones"
+            raise InvalidMessage(f"property {name!r} = {value!r}: {why}")
 
 
 _HINTS: Final = {

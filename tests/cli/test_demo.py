@@ -49,7 +49,7 @@ def test_the_demo_says_what_each_group_got_and_why_a_filter_failed() -> None:
     done = CliRunner().invoke(tamis, ["demo"])
     assert done.exit_code == 0, done.output
     assert counts(done.output) == GOT
-    assert "no real client" in done.output
+    assert "Tamis's own client" in done.output
     assert 'tamis_filter_failed_total{group="big-naive",topic="Orders"} 68' in done.output
     assert "can't be read as an int" in done.output
     assert max(map(len, done.output.splitlines())) <= 100
@@ -58,7 +58,7 @@ def test_the_demo_says_what_each_group_got_and_why_a_filter_failed() -> None:
 def test_the_demo_fails_in_one_line_if_a_group_did_not_get_what_it_should(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(demo.PullLoop, "received", lambda self, group, count: ["order-1"])
+    monkeypatch.setattr(demo.TamisClient, "received", lambda self, group, count: ["order-1"])
     done = CliRunner().invoke(tamis, ["demo"])
     assert done.exit_code == 1
     assert done.stderr == (
@@ -71,7 +71,7 @@ def test_the_demo_fails_in_one_line_if_a_step_does(monkeypatch: pytest.MonkeyPat
     def refuse(self: object, orders: object) -> None:
         raise ConnectionError("127.0.0.1:9 is not there\nmore")
 
-    monkeypatch.setattr(demo.PullLoop, "send", refuse)
+    monkeypatch.setattr(demo.TamisClient, "send", refuse)
     done = CliRunner().invoke(tamis, ["demo"])
     assert done.exit_code == 1
     assert done.stderr == "Error: starting the servers failed: 127.0.0.1:9 is not there\n"

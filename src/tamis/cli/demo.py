@@ -1,11 +1,8 @@
 """`tamis demo`: a broker, orders, and groups that have them filtered; what each got, and why.
 
-`play` is the demo with any client. The command gives it ours, which is no more than a loop of
-pulls; `examples/orders/run.py` gives it Apache's. (Long for a file: the loop goes when there is a
-client of ours.)
+`play` is the demo with any client. The command gives it ours, `examples/orders/run.py` Apache's.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -20,22 +17,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 import click
 
 from .. import __version__
-from ..errors import ResponseError
 
 if TYPE_CHECKING:
-    from ..message import StoredMessage
-    from ..net.aio import Peer
+    from ..client import ReceivedMessage
     from ..testing import LocalCluster
-    from ..wire.command import Command
-    from ..wire.headers import Header
 
-__all__ = ["TOPIC", "Client", "Connect", "Group", "Order", "PullLoop", "demo", "play"]
+__all__ = ["TOPIC", "Client", "Connect", "Group", "Order", "TamisClient", "demo", "play"]
 
 T = TypeVar("T")
 
@@ -113,7 +107,7 @@ Connect = Callable[["LocalCluster"], AbstractContextManager[Client]]
 @click.command()
 def demo() -> None:
     """Show what it does: a broker, orders, groups that filter them."""
-    play(PullLoop)
+    play(TamisClient)
 
 
 def play(connect: Connect) -> None:
@@ -187,7 +181,7 @@ def _make_orders(rng: random.Random, count: int = _ORDERS) -> list[Order]:
     return orders
 
 
-def _start(stack: ExitStack, connect: Connect) -> tuple["LocalCluster", "PullLoop", Client]:
+def _start(stack: ExitStack, connect: Connect) -> tuple["LocalCluster", "TamisClient", Client]:
     """The servers; ours for the demo's own questions; the client."""
     from ..testing import LocalCluster
 
@@ -198,23 +192,23 @@ def _start(stack: ExitStack, connect: Connect) -> tuple["LocalCluster", "PullLoo
     excuse.start()
     try:
         with _step("starting the servers"):
-            with LocalCluster() as first, PullLoop(first) as loop:  # waits for the compiler
-                loop.create_topic(first.broker)
+            with LocalCluster() as first, TamisClient(first) as loop:  # waits for the compiler
+                loop.create_topic()
                 loop.send(_make_orders(random.Random(5), 8))
                 loop.subscribe(GROUPS)
             cluster = stack.enter_context(LocalCluster(metrics_port=0))
     finally:
         excuse.cancel()
     with _step("creating the topic"):
-        ours = stack.enter_context(PullLoop(cluster))
-        ours.create_topic(cluster.broker)
+        ours = stack.enter_context(TamisClient(cluster))
+        ours.create_topic()
     with _step("starting the client"):
         client = stack.enter_context(connect(cluster))
     return cluster, ours, client
 
 
 def _exchange(
-    cluster: "LocalCluster", ours: "PullLoop", client: Client, orders: Sequence[Order]
+    cluster: "LocalCluster", ours: "TamisClient", client: Client, orders: Sequence[Order]
 ) -> tuple[dict[str, "Tally"], dict[str, list[str]]]:
     """What the broker counted and what the client got, by group."""
     with _step("sending the orders"):
@@ -314,7 +308,9 @@ def _warnings() -> Iterator[list[logging.LogRecord]]:
         logger.propagate = before
 
 
-def _sample(ours: "PullLoop", warnings: Sequence[logging.LogRecord]) -> tuple[str, "StoredMessage"]:
+def _sample(
+    ours: "TamisClient", warnings: Sequence[logging.LogRecord]
+) -> tuple[str, "ReceivedMessage"]:
     """What the broker logged of the failing filter, and a message that it names."""
     found = re.compile(rf"the filter of group {_FAILING.name} on .*: queue (\d+), offsets \[(\d+)")
     for warning in warnings:
@@ -366,7 +362,7 @@ def _show_groups(tallies: Mapping[str, Tally], got: Mapping[str, list[str]]) -> 
         click.echo(f"  {group.name:<12}{group.filter:<42}{count}{tally.filtered:>12}{failed}")
 
 
-def _show_failures(tally: Tally, said: str, message: "StoredMessage") -> None:
+def _show_failures(tally: Tally, said: str, message: "ReceivedMessage") -> None:
     from ..filter import parse
     from ..filter.explain import explain
 
@@ -378,7 +374,7 @@ def _show_failures(tally: Tally, said: str, message: "StoredMessage") -> None:
     labels = f'group="{_FAILING.name}",topic="{TOPIC}"'
     _line("metrics", f"tamis_filter_failed_total{{{labels}}} {tally.failed}")
     _line("log", said)
-    where = f"{message.properties['KEYS']}, queue {message.queue_id}, offset {message.queue_offset}"
+    where = f"{message.properties['KEYS']}, queue {message.queue.queue_id}, offset {message.offset}"
     reason = explain(parse(_FAILING.sql), message.properties).reason
     _line("explained", f"{where}: {reason}")
     _line("", f"A price is compared as a double by: {_BETTER.sql} (group {_BETTER.name}).")
@@ -440,164 +436,76 @@ def _show_more(seconds: float) -> None:
 # Our client.
 
 
-class PullLoop:
-    """Sends one by one, and pulls each queue from its start to its end. No offsets, no rebalancing:
-    it is not what to build on."""
+class TamisClient:
+    """Our own, by its blocking facade: a push consumer for each group."""
 
-    title = f"a loop of pulls, Tamis {__version__}: no real client, it only speaks the protocol"
+    title = f"Tamis's own client {__version__}, a push consumer for each group"
     note = ""
 
     def __init__(self, cluster: "LocalCluster") -> None:
         self._nameserver = cluster.nameserver
-        self._runner = asyncio.Runner()
-        self._peers: dict[str, Peer] = {}
+        self._stack = ExitStack()
         self._got: dict[str, list[str]] = {}
-        self._found: str | None = None  # the broker
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for peer in self._peers.values():
-            peer.close()
-        self._runner.close()
+        self._stack.close()
 
     def send(self, orders: Sequence[Order]) -> None:
-        from ..wire import properties
-        from ..wire.codes import RequestCode
-        from ..wire.headers import SendMessage
+        from ..client import Message, blocking
 
-        for number, order in enumerate(orders):
-            header = SendMessage(
-                producer_group="demo",
-                topic=TOPIC,
-                default_topic="TBW102",
-                default_topic_queue_nums=QUEUES,
-                queue_id=number % QUEUES,
-                sys_flag=0,
-                born_timestamp=int(time.time() * 1000),
-                flag=0,
-                properties=properties.encode(order.all_properties),
-            )
-            self._ask(self._broker, RequestCode.SEND_MESSAGE, header, order.body.encode())
+        with blocking.Producer(self._nameserver, "demo") as producer:
+            for order in orders:
+                message = Message(
+                    TOPIC, order.body, tags=order.tag, keys=order.key, properties=order.properties
+                )
+                producer.send(message)
 
     def subscribe(self, groups: Sequence[Group]) -> None:
-        """All there is; nothing comes later."""
+        from ..client import ConsumerConfig, blocking
+
         for group in groups:
-            self._got[group.name] = [
-                message.properties["KEYS"]
-                for queue in range(QUEUES)
-                for message in self._pull_queue(group, queue)
-            ]
+            got = self._got[group.name] = list[str]()
+            config = ConsumerConfig(start="first")
+            handler = partial(_note, got)
+            consumer = blocking.PushConsumer(self._nameserver, group.name, handler, config=config)
+            consumer.subscribe(TOPIC, tags=group.tags or None, sql=group.sql or None)
+            self._stack.enter_context(consumer)
 
     def received(self, group: Group, count: int) -> list[str]:
-        return self._got[group.name]
+        got = self._got[group.name]
+        return _await(f"{group.name} got", lambda: list(got), lambda keys: len(keys) >= count)
 
-    def create_topic(self, broker: str) -> None:
-        """Returns when the name server knows it."""
-        from ..wire.bodies import Perm
-        from ..wire.codes import RequestCode, ResponseCode
-        from ..wire.headers import CreateTopic, GetRoute
+    # For the demo's own questions.
 
-        header = CreateTopic(
-            topic=TOPIC,
-            default_topic="TBW102",
-            read_queue_nums=QUEUES,
-            write_queue_nums=QUEUES,
-            perm=Perm.READ | Perm.WRITE,
-            topic_filter_type="SINGLE_TAG",
-        )
-        self._ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        route = GetRoute(topic=TOPIC)
-        _await(
-            "the name server answers",
-            lambda: self._answer(self._nameserver, RequestCode.GET_ROUTEINFO_BY_TOPIC, route).code,
-            lambda code: code == ResponseCode.SUCCESS,
-        )
+    def create_topic(self) -> None:
+        from ..client import blocking
+
+        with blocking.Admin(self._nameserver) as admin:
+            admin.create_topic(TOPIC, queues=QUEUES)
 
     def stored(self) -> int:
         """How many orders can be read."""
-        from ..wire.codes import RequestCode
-        from ..wire.headers import OffsetResponse, OfQueue
+        from ..client import blocking
 
-        total = 0
-        for queue in range(QUEUES):
-            header = OfQueue(topic=TOPIC, queue_id=queue)
-            answer = self._ask(self._broker, RequestCode.GET_MAX_OFFSET, header)
-            total += OffsetResponse.from_fields(answer.fields).offset
-        return total
+        reader = blocking.Consumer(self._nameserver, "demo-reader")
+        try:
+            return sum(reader.last_offset(queue) for queue in reader.queues(TOPIC))
+        finally:
+            reader.close()
 
-    def message(self, queue: int, offset: int) -> "StoredMessage":
-        return next(self._pull(Group("demo-reader", tags="*"), queue, offset)[0])
+    def message(self, queue: int, offset: int) -> "ReceivedMessage":
+        from ..client import blocking
 
-    def _pull_queue(self, group: Group, queue: int) -> Iterator["StoredMessage"]:
-        offset, end = 0, 1
-        while offset < end:
-            messages, offset, end = self._pull(group, queue, offset)
-            yield from messages
-
-    def _pull(
-        self, group: Group, queue: int, offset: int
-    ) -> tuple[Iterator["StoredMessage"], int, int]:
-        """What matches, up to 32 of them; from where to go on; the queue's end."""
-        from ..wire.codes import PullFlag, RequestCode
-        from ..wire.headers import PullMessage, PullMessageResponse
-
-        header = PullMessage(
-            consumer_group=group.name,
-            topic=TOPIC,
-            queue_id=queue,
-            queue_offset=offset,
-            max_msg_nums=32,
-            sys_flag=PullFlag.SUBSCRIPTION,
-            subscription=group.tags or group.sql,
-            expression_type="TAG" if group.tags else "SQL92",
-        )
-        answer = self._ask(self._broker, RequestCode.PULL_MESSAGE, header)
-        place = PullMessageResponse.from_fields(answer.fields)
-        return _messages(answer.body), place.next_begin_offset, place.max_offset
-
-    @property
-    def _broker(self) -> str:
-        from ..wire import beans
-        from ..wire.bodies import TopicRoute
-        from ..wire.codes import RequestCode
-        from ..wire.headers import GetRoute
-
-        if self._found is None:
-            route = GetRoute(topic=TOPIC)
-            answer = self._ask(self._nameserver, RequestCode.GET_ROUTEINFO_BY_TOPIC, route)
-            self._found = beans.decode(TopicRoute, answer.body).brokers[0].addresses[0]
-        return self._found
-
-    def _ask(self, address: str, code: int, header: "Header", body: bytes = b"") -> "Command":
-        """Raises ResponseError, unless the answer is a success or a pull without messages."""
-        from ..wire.codes import ResponseCode
-
-        answer = self._answer(address, code, header, body)
-        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY,
-                               ResponseCode.PULL_NOT_FOUND):  # fmt: skip
-            raise ResponseError(answer.code, answer.remark or "")
-        return answer
-
-    def _answer(self, address: str, code: int, header: "Header", body: bytes = b"") -> "Command":
-        from ..net.aio import connect
-        from ..wire.command import Command
-
-        async def ask() -> Command:
-            if address not in self._peers:
-                self._peers[address] = await connect(address)
-            request = Command(code=code, fields=header.to_fields(), body=body)
-            return await self._peers[address].ask(request, _PATIENCE)
-
-        return self._runner.run(ask())
+        reader = blocking.Consumer(self._nameserver, "demo-reader")
+        [wanted] = [one for one in reader.queues(TOPIC) if one.queue_id == queue]
+        reader.assign([wanted])
+        with reader:
+            reader.seek(wanted, offset)
+            return next(reader)
 
 
-def _messages(body: bytes) -> Iterator["StoredMessage"]:
-    from ..wire import record
-
-    at = 0
-    while at < len(body):
-        message = record.decode(body, at)
-        yield message
-        at += message.size
+def _note(got: list[str], message: "ReceivedMessage") -> None:
+    got.append(message.keys[0])

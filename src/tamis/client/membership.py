@@ -15,6 +15,7 @@ from ..errors import (
     ConsumerOffline,
     Error,
     NoPermission,
+    ResponseError,
     SubscriptionMismatch,
     TopicNotFound,
 )
@@ -150,7 +151,13 @@ class Member:
         body = CheckClientConfig(
             client_id=self.session.client_id, group=self.group, subscription=one
         )
-        await self.session.ask(address, RequestCode.CHECK_CLIENT_CONFIG, beans.encode(body))
+        try:
+            await self.session.ask(address, RequestCode.CHECK_CLIENT_CONFIG, beans.encode(body))
+        except ResponseError as error:
+            why = f"topic {one.topic}, {shown(one)}: the broker at {address} refuses it: {error.remark}"
+            if "not support" in error.remark:
+                why += "; set enablePropertyFilter=true there, it is off by default"
+            raise ResponseError.of(error.code, why) from error
 
     def subscribe(self, one: Subscription) -> None:
         self.subscriptions[one.topic] = one

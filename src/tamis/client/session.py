@@ -100,7 +100,8 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if is_started:
-            await asyncio.gather(*map(self._unregister, list(self._peers.values())))
+            brokers = [peer for at, peer in self._peers.items() if at not in self._nameservers]
+            await asyncio.gather(*map(self._unregister, brokers))
         for peer in list(self._peers.values()):
             peer.close()
         self._peers.clear()
