@@ -12,6 +12,8 @@ import click
 
 from .. import __version__
 from ..errors import Error, InvalidFilter
+from .admin import groups, offsets, topics
+from .client import consume, send
 from .demo import demo
 from .filter import filter_group
 from .server import broker, nameserver, up
@@ -44,6 +46,11 @@ def completion(shell: str) -> None:
 
 for server in (up, nameserver, broker):
     tamis.add_command(server)
+tamis.add_command(send)
+tamis.add_command(consume)
+tamis.add_command(topics)
+tamis.add_command(groups)
+tamis.add_command(offsets)
 tamis.add_command(demo)
 tamis.add_command(filter_group)
 tamis.add_command(store_group)

@@ -2,6 +2,7 @@
 
 from ..message import Message
 from ..wire.bodies import MessageQueue
+from .admin import Admin
 from .config import ClientConfig, ConsumerConfig, ProducerConfig
 from .consumer import Consumer
 from .handling import ConsumeStatus, RetryLater
@@ -12,6 +13,7 @@ from .received import ReceivedMessage
 from .transactions import TransactionState
 
 __all__ = [
+    "Admin",
     "ClientConfig",
     "ConsumeStatus",
     "Consumer",

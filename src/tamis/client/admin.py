@@ -6,47 +6,34 @@ error, for half the truth looks like the whole of it.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import ClassVar, Final, Literal, Self, TypeVar
+from typing import ClassVar, Final, Literal, Self
 
-from ..errors import (
-    ConfigError,
-    ConsumerOffline,
-    Error,
-    GroupNotFound,
-    NotFound,
-    ServerFault,
-    TopicNotFound,
-)
-from ..message import Host, PropertyName
-from ..wire import beans, bodies, headers, record
+from ..errors import ConfigError, ConsumerOffline, Error, GroupNotFound, TopicNotFound
+from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
-from . import offsets as queue_offsets
+from . import lookups, resets
+from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, check_group, check_topic
-from .received import RETRY_PREFIX, ReceivedMessage, decode_one, retry_topic
-from .routes import MASTER, read_queues
+from .received import RETRY_PREFIX, ReceivedMessage, retry_topic
+from .reports import (
+    GroupInfo,
+    GroupMember,
+    QueueInfo,
+    QueueProgress,
+    TopicInfo,
+    TopicPlace,
+    mismatches,
+)
 from .session import Session
-from .subscriptions import difference, shown
 
-__all__ = [
-    "Admin",
-    "BrokerInfo",
-    "GroupInfo",
-    "GroupMember",
-    "Mismatch",
-    "QueueInfo",
-    "QueueProgress",
-    "TopicInfo",
-    "TopicPlace",
-]
-
-T = TypeVar("T")
+__all__ = ["Admin"]
 
 _DEFAULTS: Final = ClientConfig()
-_ALWAYS: Final = 2**63 - 1
 _ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 _PERMISSIONS: Final = {"rw": Perm.READ | Perm.WRITE, "r": Perm.READ, "w": Perm.WRITE}
 _SYSTEM_GROUPS: Final = frozenset(  # of `MixAll`
@@ -63,111 +50,6 @@ _SYSTEM_GROUPS: Final = frozenset(  # of `MixAll`
     ]
 )
 _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerInfo:
-    name: str
-    cluster: str
-    address: str
-    broker_id: int
-
-    @property
-    def is_master(self) -> bool:
-        return self.broker_id == MASTER
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicPlace:
-    """A topic at one broker. `permission` is rw, r, w or nothing."""
-
-    broker: str
-    read_queues: int
-    write_queues: int
-    permission: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueInfo:
-    """`end` is the offset of the message to come; times are milliseconds."""
-
-    queue: MessageQueue
-    first: int
-    end: int
-    last_stored: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicInfo:
-    name: str
-    places: list[TopicPlace]
-    queues: list[QueueInfo]
-    groups: list[str]  # that are connected for it, or have consumed of it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMember:
-    """`subscriptions` are its own, as it says; None, and `error`, if it did not answer."""
-
-    client_id: str
-    address: str
-    language: str
-    version: str
-    subscriptions: dict[str, Subscription] | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """A member subscribes to other messages than the broker gives the group: it loses some."""
-
-    client_id: str
-    broker: str
-    topic: str
-    member: Subscription | None
-    effective: Subscription | None
-
-    def __str__(self) -> str:
-        return (
-            f"member {self.client_id} has {shown(self.member)} for {self.topic},"
-            f" the broker {self.broker} {shown(self.effective)}"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupInfo:
-    """What connected members bring is empty if none are. `subscriptions` are the effective ones:
-    a broker keeps one for all members, the last it was told of."""
-
-    name: str
-    brokers: list[str]  # that know it
-    retries: int
-    is_enabled: bool
-    members: list[GroupMember]
-    subscriptions: dict[str, Subscription]
-    mismatches: list[Mismatch]
-    consume_type: str
-    message_model: str
-    consume_from_where: str
-
-    @property
-    def is_online(self) -> bool:
-        return bool(self.members)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueProgress:
-    """`committed` is 0 where nothing was. `last_consumed`: when the last message consumed was
-    stored, in milliseconds."""
-
-    queue: MessageQueue
-    committed: int
-    end: int
-    last_consumed: int | None
-
-    @property
-    def lag(self) -> int:
-        return max(self.end - self.committed, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,15 +86,7 @@ class Admin:
 
     async def brokers(self) -> list[BrokerInfo]:
         """Masters and slaves that are registered."""
-        cluster = await self._session.routes.cluster()
-        return sorted(
-            (
-                BrokerInfo(name=name, cluster=one.cluster, address=address, broker_id=broker_id)
-                for name, one in cluster.brokers.items()
-                for broker_id, address in one.addresses.items()
-            ),
-            key=lambda one: (one.cluster, one.name, one.broker_id),
-        )
+        return await brokers(self._session)
 
     async def cluster(self) -> dict[str, list[BrokerInfo]]:
         """The same, by the name of their cluster."""
@@ -223,39 +97,10 @@ class Admin:
 
     async def broker_stats(self, broker: str) -> dict[str, str]:
         """By its name, then the master's, or by an address. RocketMQ's names and units; its 4.9
-        fails in the first ten seconds of its life."""
+        refuses in the first ten seconds of its life."""
         address = broker if ":" in broker else await self._session.routes.master(broker)
         answer = await self._session.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(sorted(beans.decode(bodies.KvTable, answer.body).table.items()))
-
-    async def _masters(
-        self, cluster: str | None = None, broker: str | None = None
-    ) -> dict[str, str]:
-        """Their addresses by name: all, or those of one cluster, or one."""
-        if cluster is not None and broker is not None:
-            raise ConfigError("a cluster or a broker, not both")
-        known = await self.brokers()
-        if cluster is not None and cluster not in {one.cluster for one in known}:
-            names = ", ".join(sorted({one.cluster for one in known})) or "none"
-            raise Error(f"there is no cluster {cluster}: the name server knows {names}")
-        if broker is not None:
-            return {broker: await self._session.routes.master(broker)}
-        found = {
-            one.name: one.address
-            for one in known
-            if one.is_master and cluster in (None, one.cluster)
-        }
-        if not found:
-            raise Error(
-                f"the name server {self._session.nameserver} knows no broker: is one running?"
-            )
-        return found
-
-    async def _places(self, topic: str) -> dict[str, str]:
-        """The masters that have the topic. Raises TopicNotFound."""
-        route = await self._session.routes.get(topic, fresh=True)
-        names = sorted({one.broker_name for one in route.queues})
-        return {name: await self._session.routes.master(name) for name in names}
 
     # Topics
 
@@ -282,8 +127,8 @@ class Admin:
                 return set()
             return set(beans.decode(bodies.TopicList, answer.body).topics)
 
-        masters = {one.name: one.address for one in await self.brokers() if one.is_master}
-        return found.union(*(await _each(masters, ask)).values())
+        asked = {one.name: one.address for one in await self.brokers() if one.is_master}
+        return found.union(*(await each(asked, ask)).values())
 
     async def create_topic(
         self,
@@ -305,7 +150,7 @@ class Admin:
             raise ConfigError(f"permission = {permission!r}: it is rw, r or w")
         if not 1 <= queues <= 10_000:
             raise ConfigError(f"queues = {queues}: it takes 1 to 10,000")
-        masters = await self._masters(cluster, broker)
+        asked = await masters(self._session, cluster, broker)
         header = headers.CreateTopic(
             topic=name,
             default_topic="TBW102",  # not used, but asked for
@@ -315,11 +160,11 @@ class Admin:
             topic_filter_type=bodies.TopicFilterType.SINGLE_TAG,
             order=order,
         )
-        await _each(masters, lambda _, address: self._session.ask(address, header))
+        await each(asked, lambda _, address: self._session.ask(address, header))
         if order:
-            await self._set_order(name, dict.fromkeys(masters, queues), merge=broker is not None)
-        await self._appearance(name, set(masters), queues, _PERMISSIONS[permission])
-        return sorted(masters)
+            await self._set_order(name, dict.fromkeys(asked, queues), merge=broker is not None)
+        await self._appearance(name, set(asked), queues, _PERMISSIONS[permission])
+        return sorted(asked)
 
     async def _set_order(self, topic: str, queues: dict[str, int], *, merge: bool) -> None:
         if merge:
@@ -338,7 +183,7 @@ class Admin:
             headers.PutKvConfig(namespace=_ORDER_NAMESPACE, key=topic, value=value)
         )
 
-    async def _appearance(self, topic: str, masters: set[str], queues: int, perm: Perm) -> None:
+    async def _appearance(self, topic: str, brokers: set[str], queues: int, perm: Perm) -> None:
         """Of a topic at the name server: brokers tell it when they have answered."""
         deadline = time.monotonic() + self._session.config.timeout
         while True:
@@ -351,10 +196,10 @@ class Admin:
                 }
             except TopicNotFound:
                 known = set()
-            if masters <= known:
+            if brokers <= known:
                 return
             if time.monotonic() > deadline:
-                missing = ", ".join(sorted(masters - known))
+                missing = ", ".join(sorted(brokers - known))
                 raise Error(
                     f"topic {topic} is made, but the name server {self._session.nameserver} does"
                     f" not have it at {missing} yet: is that broker registered with it?"
@@ -363,16 +208,16 @@ class Admin:
 
     async def delete_topic(self, name: str) -> None:
         """At all brokers, then at the name servers. Raises TopicNotFound."""
-        masters = await self._places(name)
+        asked = await places(self._session, name)
         header = headers.OfTopic(topic=name)
         code = RequestCode.DELETE_TOPIC_IN_BROKER
-        await _each(masters, lambda _, address: self._session.ask(address, header, code=code))
+        await each(asked, lambda _, address: self._session.ask(address, header, code=code))
         await self._session.ask_nameservers(headers.DeleteTopicInNameServer(topic=name))
         await self._session.ask_nameservers(_DeleteKvConfig(namespace=_ORDER_NAMESPACE, key=name))
 
     async def topic(self, name: str) -> TopicInfo:
         """Raises TopicNotFound."""
-        masters = await self._places(name)
+        asked = await places(self._session, name)
         route = await self._session.routes.get(name)
         header = headers.OfTopic(topic=name)
 
@@ -392,7 +237,10 @@ class Admin:
                 for queue, one in queues.items()
             ], beans.decode(bodies.GroupList, groups.body).groups
 
-        found = (await _each(masters, ask)).values()
+        found = (await each(asked, ask)).values()
+        groups = {group for _, some in found for group in some}
+        if name in groups and name not in await self.groups(all=True):
+            groups.remove(name)  # 5.3.3's `ConsumerManager` puts the topic where the group belongs
         return TopicInfo(
             name=name,
             places=[
@@ -405,7 +253,7 @@ class Admin:
                 for one in sorted(route.queues, key=lambda one: one.broker_name)
             ],
             queues=sorted((one for some, _ in found for one in some), key=lambda one: one.queue),
-            groups=sorted({group for _, groups in found for group in groups}),
+            groups=sorted(groups),
         )
 
     # Groups
@@ -425,7 +273,7 @@ class Admin:
             answer = await self._session.ask(address, code)
             return beans.decode(bodies.GroupTable, answer.body).groups
 
-        return await _each(await self._masters(), ask)
+        return await each(await masters(self._session), ask)
 
     async def _group_settings(self, group: str) -> dict[str, bodies.GroupConfig]:
         """By the brokers that know it. Raises GroupNotFound."""
@@ -453,7 +301,7 @@ class Admin:
         check_group(name)
         if not 0 <= retries < 2**31:
             raise ConfigError(f"retries = {retries}: it takes 0 or more")
-        masters = await self._masters(cluster, broker)
+        asked = await masters(self._session, cluster, broker)
         settings = bodies.GroupConfig(
             name=name,
             retry_max_times=retries,
@@ -461,8 +309,8 @@ class Admin:
             consume_broadcast_enabled=broadcast,
         )
         code, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, beans.encode(settings)
-        await _each(masters, lambda _, address: self._session.ask(address, code, body))
-        return sorted(masters)
+        await each(asked, lambda _, address: self._session.ask(address, code, body))
+        return sorted(asked)
 
     async def delete_group(self, name: str) -> None:
         """With its offsets and the messages it was to be given again; its dead letters stay.
@@ -471,13 +319,12 @@ class Admin:
         if members := await self._connections(name):
             clients = {one.client_id for found in members.values() for one in found.connections}
             raise Error(f"group {name} has members ({', '.join(sorted(clients))}): stop them first")
-        masters = {one: address for one, address in (await self._masters()).items() if one in known}
+        everyone = await masters(self._session)
+        asked = {one: everyone[one] for one in known}
         header = headers.DeleteGroup(group_name=name, remove_offset=True, clean_offset=True)
-        await _each(masters, lambda _, address: self._session.ask(address, header))
-        try:
+        await each(asked, lambda _, address: self._session.ask(address, header))
+        with suppress(TopicNotFound):  # it never had a member
             await self.delete_topic(retry_topic(name))
-        except TopicNotFound:
-            pass  # it never had a member
 
     async def group(self, name: str) -> GroupInfo:
         """Raises GroupNotFound."""
@@ -500,7 +347,7 @@ class Admin:
             is_enabled=settings.consume_enabled,
             members=sorted(members, key=lambda one: one.client_id),
             subscriptions=dict(sorted(subscriptions.items())),
-            mismatches=_mismatches(name, members, connected),
+            mismatches=mismatches(name, members, connected),
             consume_type=some.consume_type if some is not None else "",
             message_model=some.message_model if some is not None else "",
             consume_from_where=some.consume_from_where if some is not None else "",
@@ -519,7 +366,7 @@ class Admin:
             found = beans.decode(bodies.ConsumerConnection, answer.body)
             return found if found.connections else None
 
-        made = await _each(await self._masters(), ask)
+        made = await each(await masters(self._session), ask)
         return {broker: found for broker, found in made.items() if found is not None}
 
     async def _member(self, group: str, broker: str, one: bodies.Connection) -> GroupMember:
@@ -545,7 +392,7 @@ class Admin:
         """Of one topic, or of all the group has offsets of, its retries among them. Raises
         GroupNotFound, TopicNotFound."""
         await self._group_settings(group)
-        masters = await (self._masters() if topic is None else self._places(topic))
+        asked = await (masters(self._session) if topic is None else places(self._session, topic))
         header = headers.GetConsumeStats(consumer_group=group, topic=topic)
 
         async def ask(_: str, address: str) -> list[QueueProgress]:
@@ -560,7 +407,7 @@ class Admin:
                 for queue, one in beans.decode(bodies.ConsumeStats, answer.body).queues.items()
             ]
 
-        found = (await _each(masters, ask)).values()
+        found = (await each(asked, ask)).values()
         return sorted((one for some in found for one in some), key=lambda one: one.queue)
 
     async def planned_offsets(
@@ -575,26 +422,12 @@ class Admin:
         force: bool = True,
     ) -> dict[MessageQueue, int]:
         """What `reset_offsets` would reset to."""
-        if [to, time_ms, offset].count(None) != 2:
-            raise ConfigError("a reset is to first or last, to a time or to an offset: one of them")
-        if (time_ms is not None and time_ms < 0) or (offset is not None and offset < 0):
-            raise ConfigError("a time or an offset can't be less than 0")
-        queues = await self._queues(topic, queue)
-        current = {one.queue: one.committed for one in await self.offsets(group, topic)}
+        goal = resets.Goal(to=to, time_ms=time_ms, offset=offset, queue=queue, force=force)
+        return await self._planned(group, topic, goal)
 
-        async def plan(one: MessageQueue) -> int:
-            if time_ms is not None:
-                made = await queue_offsets.offset_at(self._session, one, time_ms)
-            elif to == "last":
-                made = await queue_offsets.last_offset(self._session, one)
-            else:
-                made = await queue_offsets.first_offset(self._session, one)
-                if offset is not None:
-                    end = await queue_offsets.last_offset(self._session, one)
-                    made = min(max(offset, made), end)
-            return made if force else min(made, current.get(one, made))
-
-        return dict(zip(queues, await asyncio.gather(*map(plan, queues)), strict=True))
+    async def _planned(self, group: str, topic: str, goal: resets.Goal) -> dict[MessageQueue, int]:
+        committed = {one.queue: one.committed for one in await self.offsets(group, topic)}
+        return await resets.plan(self._session, topic, goal, committed)
 
     async def reset_offsets(
         self,
@@ -609,121 +442,23 @@ class Admin:
     ) -> dict[MessageQueue, int]:
         """Where the group goes on: at the first or the last message of each queue, at what was
         stored at a time, or at an offset (at a queue's end if it is beyond that). Only `queue` if
-        given; only backwards without `force`. Gives the offsets.
+        given; only backwards without `force`. Gives the offsets. Raises GroupNotFound,
+        TopicNotFound.
 
-        A group nobody is connected for has them at once. Members are told, and move; Java's take
-        10 s. RocketMQ 4 can tell them a time only: an offset, or one queue, is then an Error.
+        A group without members has them at once. Members are told, and move; Java's take 10 s.
+        RocketMQ 4 can tell them a time only: an offset, or one queue, is an Error then.
         """
-        planned = await self.planned_offsets(
-            group, topic, to, time_ms=time_ms, offset=offset, queue=queue, force=force
-        )
-        online = await self._connections(group)
-        made: dict[MessageQueue, int] = {}
-        for broker in sorted({one.broker_name for one in planned}):
-            mine = {one: at for one, at in planned.items() if one.broker_name == broker}
-            if broker not in online:
-                made |= await self._commit(broker, group, mine)
-                continue
-            is_server_side, takes_queues = await self._ways_to_reset(broker)
-            if offset is None and queue is None and (force or not is_server_side):
-                timestamp = {"first": 0, "last": -1}[to] if to is not None else time_ms or 0
-                made |= await self._tell(broker, group, topic, timestamp, force)
-            elif takes_queues:
-                for one, at in mine.items():
-                    made |= await self._tell(broker, group, topic, 0, force, one.queue_id, at)
-            else:
-                raise Error(
-                    f"group {group} has members at {broker}, and it can tell them to go to a time"
-                    " only: give one for all queues, or stop the members and reset again"
-                )
-        return dict(sorted(made.items()))
-
-    async def _queues(self, topic: str, only: MessageQueue | None) -> list[MessageQueue]:
-        queues = read_queues(topic, await self._session.routes.get(topic, fresh=True))
-        if only is None:
-            return queues
-        if only not in queues:
-            names = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in queues)
-            raise Error(f"topic {topic} has no queue {only.broker_name}:{only.queue_id}: {names}")
-        return [only]
-
-    async def _commit(
-        self, broker: str, group: str, offsets: dict[MessageQueue, int]
-    ) -> dict[MessageQueue, int]:
-        """For nobody. RocketMQ 5 takes no commit after a reset members have not heard of: then it
-        is reset once more."""
-        store = queue_offsets.BrokerOffsets(self._session, group)
-        await store.save(offsets)
-        for queue, offset in offsets.items():
-            if await store.load(queue) != offset:
-                await self._tell(broker, group, queue.topic, 0, True, queue.queue_id, offset)
-        return offsets
-
-    async def _ways_to_reset(self, broker: str) -> tuple[bool, bool]:
-        """Whether the broker itself resets (RocketMQ 5), then whatever `force` says, and whether it
-        takes queues and their offsets: RocketMQ 5 then does, and Tamis."""
-        address = await self._session.routes.master(broker)
-        answer = await self._session.ask(address, RequestCode.GET_BROKER_CONFIG)
-        settings = bodies.decode_properties(answer.body)
-        is_server_side = settings.get("useServerSideResetOffset") == "true"
-        return is_server_side, is_server_side or "pullScanSeconds" in settings  # Tamis's own
-
-    async def _tell(
-        self,
-        broker: str,
-        group: str,
-        topic: str,
-        timestamp: int,
-        force: bool,
-        queue_id: int | None = None,
-        offset: int | None = None,
-    ) -> dict[MessageQueue, int]:
-        header = headers.ResetOffset(
-            topic=topic,
-            group=group,
-            timestamp=timestamp,
-            is_force=force,
-            queue_id=queue_id,
-            offset=offset,
-        )
-        address = await self._session.routes.master(broker)
-        try:
-            answer = await self._session.ask(address, header)
-        except ServerFault as error:
-            raise Error(
-                f"group {group} can't be reset at {broker} ({error.remark}): before its members"
-                " have committed an offset of each queue, they have to be stopped for it"
-            ) from error
-        return beans.decode(bodies.ResetOffsets, answer.body).offsets
+        goal = resets.Goal(to=to, time_ms=time_ms, offset=offset, queue=queue, force=force)
+        planned = await self._planned(group, topic, goal)
+        online = set(await self._connections(group))
+        return await resets.reset(self._session, group, topic, goal, planned, online=online)
 
     # Messages
 
     async def message(self, message_id: str, topic: str | None = None) -> ReceivedMessage:
-        """By its offset message id, or by its unique key, which takes its topic. Raises NotFound.
-
-        An id holds an address: only a broker of the cluster is asked.
-        """
-        brokers = {one.address: one.name for one in await self.brokers()}
-        address, offset = _place_of(message_id)
-        if address in brokers:
-            try:
-                answer = await self._session.ask(address, headers.ViewMessage(offset=offset))
-                return _received(answer.body, brokers[address])[0]
-            except ServerFault:
-                pass  # nothing lies there
-        elif topic is None:
-            raise Error(
-                f"{message_id} is no offset message id of this cluster's brokers: if it is a"
-                " unique key, the topic is needed too"
-            )
-        found: list[ReceivedMessage] = []
-        if topic is not None:
-            found = await self._query(topic, message_id, 32, 0, _ALWAYS, is_unique_key="true")
-        for one in found:
-            if one.properties.get(PropertyName.UNIQUE_KEY) == message_id:
-                return one
-        where = f" in topic {topic}" if topic is not None else ""
-        raise NotFound(ResponseCode.QUERY_NOT_FOUND, f"there is no message {message_id}{where}")
+        """By its offset message id, or by its unique key, which takes its topic. Raises NotFound,
+        and Error for an id that names no broker of the cluster."""
+        return await lookups.by_id(self._session, message_id, topic)
 
     async def messages_by_key(
         self,
@@ -735,44 +470,7 @@ class Admin:
         end: int | None = None,
     ) -> list[ReceivedMessage]:
         """The newest, the oldest of them first; stored from `begin` to `end` (milliseconds)."""
-        until = _ALWAYS if end is None else end
-        found = await self._query(topic, key, limit, begin or 0, until)
-        return [one for one in found if key in one.keys][-limit:]  # RocketMQ compares hashes
-
-    async def _query(
-        self,
-        topic: str,
-        key: str,
-        limit: int,
-        begin: int,
-        end: int,
-        is_unique_key: str | None = None,
-    ) -> list[ReceivedMessage]:
-        """Those the indexes have under a hash of the key, in the order they were stored in."""
-        header = headers.QueryMessage(
-            topic=topic,
-            key=key,
-            max_num=limit,
-            begin_timestamp=begin,
-            end_timestamp=end,
-            is_unique_key=is_unique_key,
-        )
-
-        async def ask(name: str, address: str) -> list[ReceivedMessage]:
-            try:
-                answer = await self._session.ask(address, header)
-            except NotFound:
-                return []
-            return _received(answer.body, name)
-
-        found = (await _each(await self._places(topic), ask)).values()
-        return sorted((one for some in found for one in some), key=lambda one: one.store_timestamp)
-
-
-async def _each(masters: dict[str, str], ask: Callable[[str, str], Awaitable[T]]) -> dict[str, T]:
-    """The answers of all, each asked by its name and address."""
-    found = await asyncio.gather(*(ask(name, address) for name, address in masters.items()))
-    return dict(zip(masters, found, strict=True))
+        return await lookups.by_key(self._session, topic, key, limit, begin, end)
 
 
 def _permission(perm: Perm) -> str:
@@ -781,55 +479,3 @@ def _permission(perm: Perm) -> str:
 
 def _is_system_group(name: str) -> bool:
     return name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_GROUP_PREFIX)
-
-
-def _mismatches(
-    group: str, members: Iterable[GroupMember], connected: dict[str, bodies.ConsumerConnection]
-) -> list[Mismatch]:
-    made = []
-    for member in members:
-        if member.subscriptions is None:
-            continue
-        for broker, found in connected.items():
-            if member.client_id not in {one.client_id for one in found.connections}:
-                continue
-            for topic in sorted({*member.subscriptions, *found.subscriptions}):
-                ours, theirs = member.subscriptions.get(topic), found.subscriptions.get(topic)
-                if difference(_only(ours), _only(theirs), retry_topic(group)) is not None:
-                    made.append(
-                        Mismatch(
-                            client_id=member.client_id,
-                            broker=broker,
-                            topic=topic,
-                            member=ours,
-                            effective=theirs,
-                        )
-                    )
-    return made
-
-
-def _only(one: Subscription | None) -> dict[str, Subscription]:
-    return {one.topic: one} if one is not None else {}
-
-
-def _place_of(message_id: str) -> tuple[str, int]:
-    """The broker's address and the place in its log; nothing if it is no such id."""
-    try:
-        data = bytes.fromhex(message_id)
-    except ValueError:
-        return "", 0
-    if len(data) not in (16, 28):
-        return "", 0
-    host = Host(data[:-12], int.from_bytes(data[-12:-8]))
-    return str(host), int.from_bytes(data[-8:], signed=True)
-
-
-def _received(body: bytes, broker: str) -> list[ReceivedMessage]:
-    """Of an answer with records of any queues."""
-    found, at = [], 0
-    while at < len(body):
-        stored = record.decode(body, at)
-        queue = MessageQueue(stored.topic, broker, stored.queue_id)
-        found.append(decode_one(body, queue, at))
-        at += stored.size
-    return found

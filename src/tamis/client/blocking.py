@@ -10,23 +10,20 @@ use in the child, and says so. What is not closed when the program ends is close
 """
 
 import asyncio
-import atexit
-import contextlib
-import logging
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from ..errors import Error
 from ..message import Message
-from ..net.aio import loop_factory
 from ..wire.bodies import MessageQueue, Subscription
-from .config import ConsumerConfig, ProducerConfig
+from ._background import Facade, pass_on, result
+from .admin import Admin as AsyncAdmin
+from .cluster import BrokerInfo
+from .config import ClientConfig, ConsumerConfig, ProducerConfig
 from .consumer import Consumer as AsyncConsumer
 from .handling import Handler
 from .outgoing import SendResult
@@ -34,209 +31,24 @@ from .producer import Producer as AsyncProducer
 from .producer import Selector
 from .push import PushConsumer as AsyncPushConsumer
 from .received import ReceivedMessage
+from .reports import GroupInfo, QueueProgress, TopicInfo
 from .transactions import Check, Execute, TransactionState
 from .transactions import Transaction as AsyncTransaction
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = ["Consumer", "Producer", "PushConsumer", "Transaction"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Admin", "Consumer", "Producer", "PushConsumer", "Transaction"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SLICE: Final = 1.0  # seconds: on Windows, a wait without an end does not notice Ctrl-C
-_PATIENCE: Final = 5.0  # seconds, for the thread to end when the program does
 _PRODUCER: Final = ProducerConfig()
 _CONSUMER: Final = ConsumerConfig()
+_CLIENT: Final = ClientConfig()
 
 
-class _Background:
-    """The event loop, and the thread it runs in."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.open: set[_Facade] = set()
-        self._is_ending = False
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="tamis-client", daemon=True)
-        self._thread.start()
-        self._ready.wait()
-
-    def _live(self) -> None:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            self.loop = runner.get_loop()
-            self.loop.call_soon(self._ready.set)
-            while not self._is_ending:
-                try:
-                    self.loop.run_forever()
-                except (SystemExit, KeyboardInterrupt):  # of a handler: asyncio lets them through
-                    log.exception("a handler wanted to end the program")
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What it gives or raises. If the wait is interrupted, it is cancelled, and its end waited
-        for: a second interrupt does not."""
-        ended: Future[T] = Future()
-        begun: list[asyncio.Task[T]] = []
-
-        def begin() -> None:
-            begun.append(self.loop.create_task(work))
-            begun[0].add_done_callback(partial(_pass_on, ended))
-
-        try:
-            self.loop.call_soon_threadsafe(begin)
-            return _result(ended)
-        except BaseException:
-            if not ended.done():
-                self.loop.call_soon_threadsafe(lambda: begun[0].cancel())
-                with contextlib.suppress(Exception, CancelledError):
-                    _result(ended)
-            raise
-
-    def end(self) -> None:
-        for one in list(self.open):
-            log.warning("a %s was not closed: it is closed now", one.what)
-            try:
-                one.close()
-            except Exception as error:  # the edge: the others are to be closed too
-                log.warning("a %s could not be closed: %s", one.what, error)
-        self._is_ending = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(_PATIENCE)
-
-    @property
-    def is_here(self) -> bool:
-        return threading.current_thread() is self._thread
-
-
-def _pass_on(ended: "Future[T]", work: "asyncio.Future[T]") -> None:
-    if work.cancelled():
-        ended.set_exception(CancelledError())
-    elif (error := work.exception()) is not None:
-        ended.set_exception(error)
-    else:
-        ended.set_result(work.result())
-
-
-def _result(ended: "Future[T]") -> T:
-    while True:
-        with contextlib.suppress(TimeoutError):
-            ended.exception(_SLICE)
-        if ended.done():
-            return ended.result()
-
-
-_lock = threading.Lock()
-_current: _Background | None = None
-_left_behind: list[_Background | None] = []  # by a fork: their memory is the parent's, untouched
-
-
-def _background() -> _Background:
-    global _current
-    with _lock:
-        if _current is None:
-            _current = _Background()
-        return _current
-
-
-def _forget() -> None:
-    """In a child: the thread is not there."""
-    global _lock, _current
-    _lock = threading.Lock()
-    _left_behind.append(_current)
-    _current = None
-
-
-def _end() -> None:
-    if _current is not None:
-        _current.end()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget)
-atexit.register(_end)
-
-
-class _Inner(Protocol):
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
-class _Facade:
-    """`with` starts and closes it."""
-
-    what: ClassVar[str]
-
-    def __init__(self) -> None:
-        self._background = _background()
-
-    @property
-    def _client(self) -> _Inner:
-        raise NotImplementedError
-
-    def start(self) -> None:
-        self._run(self._client.start)
-        self._background.open.add(self)
-
-    def close(self) -> None:
-        """Can be called twice; does nothing in a forked child, whose parent has it."""
-        if self._background.pid == os.getpid():
-            self._run(self._client.close)
-            self._background.open.discard(self)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._background.pid == os.getpid():
-            self._run(self._client.__aexit__, kind, error, traceback)
-            self._background.open.discard(self)
-
-    def _check(self) -> None:
-        if self._background.pid != os.getpid():
-            raise Error(
-                f"this {self.what} was made in another process: make a new one after a fork"
-            )
-
-    def _run(
-        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        self._check()
-        if self._background.is_here:
-            raise Error(
-                f"this {self.what} would wait for the thread it is called in: coroutines and"
-                " selectors can't make blocking calls"
-            )
-        return self._background.run(function(*args, **kwargs))
-
-    def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In the loop: what it is to change belongs to it."""
-        if self._background.is_here:
-            return function(*args, **kwargs)
-
-        async def call() -> T:
-            return function(*args, **kwargs)
-
-        return self._run(call)
-
-
-class Producer(_Facade):
+class Producer(Facade):
     """See `tamis.client.Producer`."""
 
     what = "producer"
@@ -280,7 +92,10 @@ class Producer(_Facade):
         if self._background.is_here:
             raise Error("send waits for the thread it is called in: use submit there")
         sent = self.submit(message, queue=queue, key=key, selector=selector, timeout=timeout)
-        return _result(sent)
+        try:
+            return result(sent)
+        finally:
+            sent.cancel()  # if it is not on its way yet
 
     def submit(
         self,
@@ -317,7 +132,7 @@ class Producer(_Facade):
                 except Exception as error:  # whoever waits has it
                     future.set_exception(error)
                 else:
-                    sent.add_done_callback(partial(_pass_on, future))
+                    sent.add_done_callback(partial(pass_on, future))
 
     def send_oneway(
         self,
@@ -399,7 +214,7 @@ class Transaction:
         self._producer._run(self._inner.__aexit__, kind, error, traceback)
 
 
-class PushConsumer(_Facade):
+class PushConsumer(Facade):
     """See `tamis.client.PushConsumer`. A handler that is a plain function is called in a thread
     and may use producers of this module."""
 
@@ -452,25 +267,12 @@ class PushConsumer(_Facade):
         self._call(self._inner.unsubscribe, topic)
 
     def run(self) -> None:
-        """Until it is closed, by a handler or another thread, or interrupted: then handlers are
-        waited for. Raises what it can't live with."""
+        """Until another thread closes it, or it is interrupted: then handlers are waited for.
+        Raises what it can't live with."""
         try:
             self._run(self._inner.run)
         finally:
             self._background.open.discard(self)
-
-    def close(self) -> None:
-        """Waits for handlers; one of them may call it, if it does not mind that it is not over
-        when `close` returns."""
-        if threading.current_thread().name == "tamis-handler":
-            self._check()
-            self._background.loop.call_soon_threadsafe(self._close_later)
-        else:
-            super().close()
-
-    def _close_later(self) -> None:
-        self._closing = self._background.loop.create_task(self._inner.close())
-        self._closing.add_done_callback(lambda task: self._background.open.discard(self))
 
     def pause(self) -> None:
         self._call(self._inner.pause)
@@ -479,7 +281,7 @@ class PushConsumer(_Facade):
         self._call(self._inner.resume)
 
 
-class Consumer(_Facade):
+class Consumer(Facade):
     """See `tamis.client.Consumer`. Message by message, each costs a change of threads: `getmany`
     and `batches` are for many."""
 
@@ -553,7 +355,7 @@ class Consumer(_Facade):
     def batches(
         self,
         *,
-        rows: int = 65_536,
+        rows: int = 16_384,
         linger: float = 0.1,
         columns: Sequence[str] | None = None,
         properties: Sequence[str] | None = None,
@@ -638,3 +440,145 @@ class Consumer(_Facade):
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
         return self._run(self._inner.offset_at, queue, timestamp)
+
+
+class Admin(Facade):
+    """See `tamis.client.Admin`."""
+
+    what = "admin"
+
+    def __init__(self, nameserver: str, *, config: ClientConfig = _CLIENT) -> None:
+        super().__init__()
+        self._inner = self._call(AsyncAdmin, nameserver, config=config)
+
+    @property
+    def _client(self) -> AsyncAdmin:
+        return self._inner
+
+    def brokers(self) -> list[BrokerInfo]:
+        return self._run(self._inner.brokers)
+
+    def cluster(self) -> dict[str, list[BrokerInfo]]:
+        return self._run(self._inner.cluster)
+
+    def broker_stats(self, broker: str) -> dict[str, str]:
+        return self._run(self._inner.broker_stats, broker)
+
+    def topics(self, *, all: bool = False) -> list[str]:
+        return self._run(self._inner.topics, all=all)
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        queues: int = 4,
+        permission: str = "rw",
+        cluster: str | None = None,
+        broker: str | None = None,
+        order: bool = False,
+    ) -> list[str]:
+        return self._run(
+            self._inner.create_topic,
+            name,
+            queues=queues,
+            permission=permission,
+            cluster=cluster,
+            broker=broker,
+            order=order,
+        )
+
+    def delete_topic(self, name: str) -> None:
+        self._run(self._inner.delete_topic, name)
+
+    def topic(self, name: str) -> TopicInfo:
+        return self._run(self._inner.topic, name)
+
+    def groups(self, *, all: bool = False) -> list[str]:
+        return self._run(self._inner.groups, all=all)
+
+    def create_group(
+        self,
+        name: str,
+        *,
+        retries: int = 16,
+        enabled: bool = True,
+        broadcast: bool = True,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> list[str]:
+        return self._run(
+            self._inner.create_group,
+            name,
+            retries=retries,
+            enabled=enabled,
+            broadcast=broadcast,
+            cluster=cluster,
+            broker=broker,
+        )
+
+    def delete_group(self, name: str) -> None:
+        self._run(self._inner.delete_group, name)
+
+    def group(self, name: str) -> GroupInfo:
+        return self._run(self._inner.group, name)
+
+    def offsets(self, group: str, topic: str | None = None) -> list[QueueProgress]:
+        return self._run(self._inner.offsets, group, topic)
+
+    def planned_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: Literal["first", "last"] | None = None,
+        *,
+        time_ms: int | None = None,
+        offset: int | None = None,
+        queue: MessageQueue | None = None,
+        force: bool = True,
+    ) -> dict[MessageQueue, int]:
+        return self._run(
+            self._inner.planned_offsets,
+            group,
+            topic,
+            to,
+            time_ms=time_ms,
+            offset=offset,
+            queue=queue,
+            force=force,
+        )
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: Literal["first", "last"] | None = None,
+        *,
+        time_ms: int | None = None,
+        offset: int | None = None,
+        queue: MessageQueue | None = None,
+        force: bool = True,
+    ) -> dict[MessageQueue, int]:
+        return self._run(
+            self._inner.reset_offsets,
+            group,
+            topic,
+            to,
+            time_ms=time_ms,
+            offset=offset,
+            queue=queue,
+            force=force,
+        )
+
+    def message(self, message_id: str, topic: str | None = None) -> ReceivedMessage:
+        return self._run(self._inner.message, message_id, topic)
+
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        limit: int = 64,
+        begin: int | None = None,
+        end: int | None = None,
+    ) -> list[ReceivedMessage]:
+        return self._run(self._inner.messages_by_key, topic, key, limit=limit, begin=begin, end=end)

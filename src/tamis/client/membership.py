@@ -154,7 +154,8 @@ class Member:
         try:
             await self.session.ask(address, RequestCode.CHECK_CLIENT_CONFIG, beans.encode(body))
         except ResponseError as error:
-            why = f"topic {one.topic}, {shown(one)}: the broker at {address} refuses it: {error.remark}"
+            what = f"topic {one.topic}, {shown(one)}"
+            why = f"{what}: the broker at {address} refuses it: {error.remark}"
             if "not support" in error.remark:
                 why += "; set enablePropertyFilter=true there, it is off by default"
             raise ResponseError.of(error.code, why) from error

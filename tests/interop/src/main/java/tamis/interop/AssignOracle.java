@@ -69,7 +69,7 @@ public final class AssignOracle {
         return answer;
     }
 
-    private static AllocateMessageQueueStrategy strategyOf(String name, JSONObject request) {
+    static AllocateMessageQueueStrategy strategyOf(String name, JSONObject request) {
         switch (name) {
             case "AVG":
                 return new AllocateMessageQueueAveragely();

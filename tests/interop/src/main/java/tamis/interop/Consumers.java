@@ -59,6 +59,9 @@ final class Consumers {
         consumer.setAwaitTerminationMillisWhenShutdown(5000);  // what was heard is committed
         consumer.setMaxReconsumeTimes(request.getIntValue("max_reconsume"));
         consumer.setConsumeMessageBatchMaxSize(request.getIntValue("batch"));
+        if (request.containsKey("strategy")) {
+            consumer.setAllocateMessageQueueStrategy(AssignOracle.strategyOf(request.getString("strategy"), request));
+        }
         JSONObject topics = request.getJSONObject("topics");
         for (String topic : topics.keySet()) {
             consumer.subscribe(topic, selector(topics.getJSONObject(topic)));
