@@ -54,7 +54,8 @@ HEAVY = {
         "store/",
         "client/columns",
         "client/compression",
-        "client/consumer",  # its type only
+        "client/consumer",  # its type only, as the next
+        "client/blocking",
         "spark/",
         *COLUMNAR,
     ),

@@ -445,8 +445,9 @@ class Admin:
         given; only backwards without `force`. Gives the offsets. Raises GroupNotFound,
         TopicNotFound.
 
-        A group without members has them at once. Members are told, and move; Java's take 10 s.
-        RocketMQ 4 can tell them a time only: an offset, or one queue, is an Error then.
+        A group without members has them at once. Members are told, and move; Java's take 10 s, and
+        10 s for each queue if it is to an offset. RocketMQ 4 can tell them a time only: an offset,
+        or one queue, is an Error then.
         """
         goal = resets.Goal(to=to, time_ms=time_ms, offset=offset, queue=queue, force=force)
         planned = await self._planned(group, topic, goal)

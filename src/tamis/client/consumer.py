@@ -81,6 +81,7 @@ class Consumer:
         )
         self._assigned: list[MessageQueue] | None = None
         self._assigned_filters: dict[str, Subscription] = {}
+        self._assigning = asyncio.Lock()
         self._puller = Puller(self._session, group, config, posts=True)
         self._offsets: Offsets
         if config.is_broadcasting:
@@ -128,7 +129,7 @@ class Consumer:
         self._assigned = sorted(set(queues))
         topics = {queue.topic for queue in self._assigned}
         self._assigned_filters = {topic: subscription(topic, tags, sql) for topic in topics}
-        if self._session.is_running:
+        if self.started and self._session.is_running:
             self._session.spawn(self._take_up_assigned())
 
     @property
@@ -354,10 +355,10 @@ class Consumer:
             self._take_up(queue, offset)
 
     async def _take_up_assigned(self) -> None:
-        assert self._assigned is not None
-        wanted, held = set(self._assigned), set(self._inboxes)
-        await self.lose(sorted(held - wanted))
-        await self.gain(sorted(wanted - held))
+        async with self._assigning:
+            wanted, held = set(self._assigned or ()), set(self._inboxes)
+            await self.lose(sorted(held - wanted))
+            await self.gain(sorted(wanted - held))
 
     def _take_up(self, queue: MessageQueue, offset: int, *, paused: bool = False) -> None:
         inbox = self._inboxes[queue] = Inbox(queue, offset)

@@ -14,6 +14,7 @@ from ..errors import (
     ConfigError,
     ConsumerOffline,
     Error,
+    GroupNotFound,
     NoPermission,
     ResponseError,
     SubscriptionMismatch,
@@ -31,7 +32,7 @@ from ..wire.bodies import (
     MessageQueue,
     Subscription,
 )
-from ..wire.codes import RequestCode, ResponseCode
+from ..wire.codes import PullFlag, RequestCode, ResponseCode
 from ..wire.command import Command
 from . import assign
 from .config import ConsumerConfig
@@ -141,6 +142,7 @@ class Member:
         await self._compare(await self._other_members())
         self._is_joined = True
         await self.session.heartbeat()
+        await self._check_known()
         await self.rebalance()
         self.session.spawn(self._run())
 
@@ -159,6 +161,32 @@ class Member:
             if "not support" in error.remark:
                 why += "; set enablePropertyFilter=true there, it is off by default"
             raise ResponseError.of(error.code, why) from error
+
+    async def _check_known(self) -> None:
+        """A broker of 5.x that may not make groups says nothing to the heartbeat of one it does not
+        know; to a pull it does. Raises GroupNotFound."""
+        for topic in self.subscriptions:
+            route = self.session.routes.known(topic)
+            queues = read_queues(topic, route) if route is not None else []
+            if not queues or self.session.client_id in await self._member_ids(topic):
+                continue
+            header = headers.PullMessage(
+                consumer_group=self.group,
+                topic=topic,
+                queue_id=queues[0].queue_id,
+                queue_offset=0,
+                max_msg_nums=1,
+                sys_flag=PullFlag.SUBSCRIPTION,
+                subscription="*",
+                expression_type="TAG",
+            )
+            address = await self.session.routes.master(queues[0].broker_name)
+            try:
+                await self.session.ask(address, header)
+            except GroupNotFound:
+                raise
+            except (ResponseError, ConnectionError, TimeoutError) as error:
+                log.debug("group %s: %s", self.group, error)  # it can be asked
 
     def subscribe(self, one: Subscription) -> None:
         self.subscriptions[one.topic] = one

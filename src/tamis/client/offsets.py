@@ -59,13 +59,16 @@ class BrokerOffsets:
         return headers.OffsetResponse.from_fields(answer.fields).offset
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        found = await asyncio.gather(
-            *(self._save(queue, offset) for queue, offset in offsets.items()),
-            return_exceptions=True,
-        )
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
+        """One after the other: of a group's first ones that come at the same time Apache's brokers
+        may lose some (`ConsumerOffsetManager.commitOffset`)."""
+        failed: Exception | None = None
+        for queue, offset in offsets.items():
+            try:
+                await self._save(queue, offset)
+            except (Error, TimeoutError) as error:
+                failed = failed or error  # those of other brokers may be saved all the same
+        if failed is not None:
+            raise failed
 
     async def _save(self, queue: MessageQueue, offset: int) -> None:
         header = headers.UpdateConsumerOffset(

@@ -1,0 +1,511 @@
+"""`tamis topics`, `groups` and `offsets`: look into a cluster and change it."""
+
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .options import echo_json, json_option, nameserver_option, parse_time, run
+
+if TYPE_CHECKING:
+    from ..client import Admin, MessageQueue
+    from ..client.reports import GroupInfo, QueueProgress, TopicInfo
+
+__all__ = ["groups", "offsets", "topics"]
+
+T = TypeVar("T")
+
+
+class _Lists(click.Group):
+    """Lists if no command is named; options may come before the command's name."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if not context.resilient_parsing:
+            at = next((i for i, arg in enumerate(args) if arg in self.commands), None)
+            if at is not None:
+                args = [args[at], *args[:at], *args[at + 1 :]]
+            elif not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+                args = ["list", *args]
+        return super().parse_args(context, args)
+
+
+_all = click.option("--all", "everything", is_flag=True, help="Those of the system too.")
+_cluster = click.option("--cluster", metavar="NAME", help="On its brokers only.")
+_broker = click.option("--broker", metavar="NAME", help="On this broker only.")
+_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+def _with_admin(nameserver: str, work: "Callable[[Admin], Awaitable[T]]") -> T:
+    async def connected() -> T:
+        from ..client import Admin
+
+        async with Admin(nameserver) as admin:
+            return await work(admin)
+
+    return run(connected())
+
+
+# Topics.
+
+
+@click.group(cls=_Lists)
+def topics() -> None:
+    """List, show, create and delete topics."""
+
+
+@topics.command("list")
+@_all
+@nameserver_option
+@json_option
+def list_topics(everything: bool, nameserver: str, as_json: bool) -> None:
+    """The topics there are."""
+    _list("topic", _with_admin(nameserver, lambda admin: admin.topics(all=everything)), as_json)
+
+
+@topics.command("show")
+@click.argument("name")
+@nameserver_option
+@json_option
+def show_topic(name: str, nameserver: str, as_json: bool) -> None:
+    """Where a topic is, what is in it and who consumes it."""
+    info = _with_admin(nameserver, lambda admin: admin.topic(name))
+    if as_json:
+        echo_json(_topic(info))
+        return
+    places = (
+        f"{one.broker} ({one.read_queues} queues, {one.permission or 'closed'})"
+        if one.read_queues == one.write_queues
+        else f"{one.broker} ({one.read_queues} queues to read, {one.write_queues} to write,"
+        f" {one.permission or 'closed'})"
+        for one in info.places
+    )
+    click.echo(f"topic   {info.name}")
+    click.echo(f"at      {', '.join(places)}")
+    click.echo(f"groups  {', '.join(info.groups) or 'none'}")
+    click.echo()
+    _table(
+        ("broker", "queue", "first", "end", "messages", "last stored"),
+        [
+            (
+                *(one.queue.broker_name, one.queue.queue_id, one.first, one.end),
+                *(one.end - one.first, _time(one.last_stored)),
+            )
+            for one in info.queues
+        ],
+    )
+
+
+@topics.command("create")
+@click.argument("name")
+@click.option("--queues", type=int, default=4, show_default=True, metavar="N", help="A broker.")
+@click.option("--permission", type=click.Choice(["rw", "r", "w"]), default="rw", show_default=True)
+@click.option("--order", is_flag=True, help="Keep its queues in the same order for all clients.")
+@_cluster
+@_broker
+@nameserver_option
+@json_option
+def create_topic(
+    name: str,
+    queues: int,
+    permission: str,
+    order: bool,
+    cluster: str | None,
+    broker: str | None,
+    nameserver: str,
+    as_json: bool,
+) -> None:
+    """Create a topic, or change it, on all brokers."""
+    made = _with_admin(
+        nameserver,
+        lambda admin: admin.create_topic(
+            name,
+            queues=queues,
+            permission=permission,
+            order=order,
+            cluster=cluster,
+            broker=broker,
+        ),
+    )
+    if as_json:
+        echo_json({"topic": name, "queues": queues, "permission": permission, "brokers": made})
+    else:
+        _say(f"topic {name} is at {', '.join(made)}, with {queues} queues each")
+
+
+@topics.command("delete")
+@click.argument("name")
+@_yes
+@nameserver_option
+def delete_topic(name: str, yes: bool, nameserver: str) -> None:
+    """Delete a topic and its messages, on all brokers."""
+    _confirm(f"Delete topic {name} and its messages?", yes)
+    _with_admin(nameserver, lambda admin: admin.delete_topic(name))
+    _say(f"topic {name} is deleted")
+
+
+def _topic(info: "TopicInfo") -> dict[str, Any]:
+    return {
+        "topic": info.name,
+        "brokers": [
+            {
+                "broker": one.broker,
+                "read_queues": one.read_queues,
+                "write_queues": one.write_queues,
+                "permission": one.permission,
+            }
+            for one in info.places
+        ],
+        "queues": [
+            {
+                "broker": one.queue.broker_name,
+                "queue": one.queue.queue_id,
+                "first": one.first,
+                "end": one.end,
+                "last_stored": one.last_stored,
+            }
+            for one in info.queues
+        ],
+        "groups": info.groups,
+    }
+
+
+# Groups.
+
+
+@click.group(cls=_Lists)
+def groups() -> None:
+    """List, show, create and delete consumer groups."""
+
+
+@groups.command("list")
+@_all
+@nameserver_option
+@json_option
+def list_groups(everything: bool, nameserver: str, as_json: bool) -> None:
+    """The groups brokers know."""
+    _list("group", _with_admin(nameserver, lambda admin: admin.groups(all=everything)), as_json)
+
+
+@groups.command("show")
+@click.argument("name")
+@nameserver_option
+@json_option
+def show_group(name: str, nameserver: str, as_json: bool) -> None:
+    """Who is in a group, what each subscribes to, and whether they agree."""
+    from ..client.subscriptions import shown
+
+    info = _with_admin(nameserver, lambda admin: admin.group(name))
+    if as_json:
+        echo_json(_group(info))
+        return
+    how: tuple[str, ...] = ("offline",)
+    if info.is_online:
+        how = (info.consume_type, info.message_model, info.consume_from_where)
+    click.echo(f"group    {info.name}{'' if info.is_enabled else ' (may not consume)'}")
+    click.echo(f"at       {', '.join(info.brokers)}")
+    click.echo(f"is       {', '.join(how)}")
+    click.echo(f"retries  {info.retries}")
+    if info.subscriptions:
+        click.echo()
+        rows = [(topic, shown(one)) for topic, one in info.subscriptions.items()]
+        _table(("topic", "filter the broker has"), rows)
+    if info.members:
+        click.echo()
+        members = [
+            (
+                *(one.client_id, one.address, one.language, one.version),
+                one.error
+                if one.subscriptions is None
+                else "; ".join(f"{topic} {shown(s)}" for topic, s in one.subscriptions.items()),
+            )
+            for one in info.members
+        ]
+        _table(("member", "address", "language", "version", "subscribes to"), members)
+    if info.mismatches:
+        click.echo()
+    for one in info.mismatches:
+        click.echo(f"{click.style('mismatch', fg='red')}: {one}; messages are lost")
+
+
+@groups.command("create")
+@click.argument("name")
+@click.option(
+    "--retries",
+    type=int,
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Of a message, before it is a dead letter.",
+)
+@_cluster
+@_broker
+@nameserver_option
+@json_option
+def create_group(
+    name: str,
+    retries: int,
+    cluster: str | None,
+    broker: str | None,
+    nameserver: str,
+    as_json: bool,
+) -> None:
+    """Create a group, or change it, on all brokers."""
+    made = _with_admin(
+        nameserver,
+        lambda admin: admin.create_group(name, retries=retries, cluster=cluster, broker=broker),
+    )
+    if as_json:
+        echo_json({"group": name, "retries": retries, "brokers": made})
+    else:
+        _say(f"group {name} is known to {', '.join(made)}")
+
+
+@groups.command("delete")
+@click.argument("name")
+@_yes
+@nameserver_option
+def delete_group(name: str, yes: bool, nameserver: str) -> None:
+    """Delete a group without members, its offsets and its retries; dead letters stay."""
+    _confirm(f"Delete group {name} and how far it has come?", yes)
+    _with_admin(nameserver, lambda admin: admin.delete_group(name))
+    _say(f"group {name} is deleted")
+
+
+def _group(info: "GroupInfo") -> dict[str, Any]:
+    return {
+        "group": info.name,
+        "brokers": info.brokers,
+        "enabled": info.is_enabled,
+        "retries": info.retries,
+        "online": info.is_online,
+        "consume_type": info.consume_type or None,
+        "message_model": info.message_model or None,
+        "consume_from_where": info.consume_from_where or None,
+        "subscriptions": _filters(info.subscriptions),
+        "members": [
+            {
+                "client_id": one.client_id,
+                "address": one.address,
+                "language": one.language,
+                "version": one.version,
+                "subscriptions": None if one.subscriptions is None else _filters(one.subscriptions),
+                "error": one.error,
+            }
+            for one in info.members
+        ],
+        "mismatches": [
+            {
+                "client_id": one.client_id,
+                "broker": one.broker,
+                "topic": one.topic,
+                "member": one.member and one.member.expression,
+                "effective": one.effective and one.effective.expression,
+            }
+            for one in info.mismatches
+        ],
+    }
+
+
+def _filters(found: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": topic,
+            "type": one.expression_type or "TAG",
+            "expression": one.expression,
+        }
+        for topic, one in found.items()
+    ]
+
+
+# Offsets.
+
+
+@click.group()
+def offsets() -> None:
+    """Show how far groups are, and reset them."""
+
+
+@offsets.command("show")
+@click.argument("group")
+@click.option("--topic", help="Of this topic only.")
+@nameserver_option
+@json_option
+def show_offsets(group: str, topic: str | None, nameserver: str, as_json: bool) -> None:
+    """How far a group is in each queue, and what lies before it."""
+    found = _with_admin(nameserver, lambda admin: admin.offsets(group, topic))
+    if as_json:
+        for one in found:
+            echo_json({"group": group} | _progress(one))
+        return
+    if not found:
+        _say(f"group {group} has consumed nothing yet")
+        return
+    columns = ("topic", "broker", "queue", "committed", "end", "lag", "last consumed")
+    rows = [
+        (
+            *(one.queue.topic, one.queue.broker_name, one.queue.queue_id),
+            *(one.committed, one.end, one.lag, _time(one.last_consumed)),
+        )
+        for one in found
+    ]
+    _table(columns, rows)
+    click.echo(f"\nlag in all: {sum(one.lag for one in found):,}")
+
+
+def _progress(one: "QueueProgress") -> dict[str, Any]:
+    return {
+        "topic": one.queue.topic,
+        "broker": one.queue.broker_name,
+        "queue": one.queue.queue_id,
+        "committed": one.committed,
+        "end": one.end,
+        "lag": one.lag,
+        "last_consumed": one.last_consumed,
+    }
+
+
+@offsets.command("reset")
+@click.argument("group")
+@click.option("--topic", required=True)
+@click.option(
+    "--to",
+    "goal",
+    required=True,
+    metavar="first|last|TIME|OFFSET",
+    help="TIME: 2024-05-01T12:00, 30m, 2h or 7d (so long ago), now. OFFSET: a number.",
+)
+@click.option("--queue", metavar="BROKER:ID", help="This queue only.")
+@click.option("--only-back", is_flag=True, help="Leave queues that would go forward.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@_yes
+@nameserver_option
+@json_option
+def reset_offsets(
+    group: str,
+    topic: str,
+    goal: str,
+    queue: str | None,
+    only_back: bool,
+    dry_run: bool,
+    yes: bool,
+    nameserver: str,
+    as_json: bool,
+) -> None:
+    """Let a group go on elsewhere in a topic.
+
+    Members that are connected are told, and move. RocketMQ 4 can tell them a TIME (or first, last)
+    only: stop them to give an OFFSET or a --queue.
+    """
+    given = _goal(goal) | {"force": not only_back, "queue": _queue(topic, queue)}
+
+    async def plan(admin: "Admin") -> tuple[dict["MessageQueue", int], dict["MessageQueue", int]]:
+        committed = {one.queue: one.committed for one in await admin.offsets(group, topic)}
+        return committed, await admin.planned_offsets(group, topic, **given)
+
+    before, after = _with_admin(nameserver, plan)
+    if not dry_run:
+        if not yes:
+            _print_moves(before, after, as_json=False, err=True)
+            _confirm(f"Reset group {group} in {topic} so?", yes)
+        after = _with_admin(nameserver, lambda a: a.reset_offsets(group, topic, **given))
+    _print_moves(before, after, as_json=as_json)
+
+
+def _goal(text: str) -> dict[str, Any]:
+    said = text.strip().lower()
+    if said in ("first", "last"):
+        return {"to": said}
+    if said == "now":
+        return {"to": "last"}  # a time would be that of the last message: it would come again
+    if said.isdecimal():
+        return {"offset": int(said)}
+    try:
+        return {"time_ms": parse_time(text)}
+    except click.BadParameter as error:
+        why = f"{error.message}; or first, last, or an offset"
+        raise click.BadParameter(why, param_hint="--to") from None
+
+
+def _queue(topic: str, text: str | None) -> "MessageQueue | None":
+    from ..client import MessageQueue
+
+    if text is None:
+        return None
+    broker, _, queue_id = text.rpartition(":")
+    if not broker or not queue_id.isdecimal():
+        raise click.BadParameter(f"'{text}' is not BROKER:ID", param_hint="--queue")
+    return MessageQueue(topic, broker, int(queue_id))
+
+
+def _print_moves(
+    before: dict["MessageQueue", int],
+    after: dict["MessageQueue", int],
+    *,
+    as_json: bool,
+    err: bool = False,
+) -> None:
+    if as_json:
+        for queue, offset in after.items():
+            echo_json(
+                {
+                    "topic": queue.topic,
+                    "broker": queue.broker_name,
+                    "queue": queue.queue_id,
+                    "from": before.get(queue, 0),
+                    "to": offset,
+                }
+            )
+        return
+    rows = [
+        (queue.topic, queue.broker_name, queue.queue_id, before.get(queue, 0), offset)
+        for queue, offset in after.items()
+    ]
+    _table(("topic", "broker", "queue", "from", "to"), rows, err=err)
+
+
+# What they print.
+
+
+def _list(what: str, names: list[str], as_json: bool) -> None:
+    for name in names:
+        if as_json:
+            echo_json({what: name})
+        else:
+            click.echo(name)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool = False) -> None:
+    """Numbers to the right."""
+    texts = [list(columns), *([str(value) for value in row] for row in rows)]
+    widths = [max(len(row[n]) for row in texts) for n in range(len(columns))]
+    numbers = [all(isinstance(row[n], int) for row in rows) for n in range(len(columns))]
+    for at, row in enumerate(texts):
+        cells = (
+            text.rjust(width) if is_number else text.ljust(width)
+            for text, width, is_number in zip(row, widths, numbers, strict=True)
+        )
+        line = "  ".join(cells).rstrip()
+        click.echo(click.style(line, dim=True) if at == 0 else line, err=err)
+
+
+def _time(milliseconds: int | None) -> str:
+    if milliseconds is None:
+        return "-"
+    return datetime.fromtimestamp(milliseconds / 1000).isoformat(" ", "milliseconds")
+
+
+def _confirm(question: str, yes: bool) -> None:
+    """Ends the command, with 1, if the answer is no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to be asked: give --yes")
+    if not click.confirm(question, err=True):
+        _say("nothing is changed")
+        raise click.exceptions.Exit(1)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

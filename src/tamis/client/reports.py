@@ -1,0 +1,141 @@
+"""What tools are told of topics, groups and offsets. Times are milliseconds since 1970."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..wire.bodies import ConsumerConnection, MessageQueue, Subscription
+from .received import retry_topic
+from .subscriptions import difference, shown
+
+__all__ = [
+    "GroupInfo",
+    "GroupMember",
+    "Mismatch",
+    "QueueInfo",
+    "QueueProgress",
+    "TopicInfo",
+    "TopicPlace",
+    "mismatches",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPlace:
+    """A topic at one broker. `permission` is rw, r, w or nothing."""
+
+    broker: str
+    read_queues: int
+    write_queues: int
+    permission: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueInfo:
+    """`end` is the offset of the message to come; times are milliseconds."""
+
+    queue: MessageQueue
+    first: int
+    end: int
+    last_stored: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicInfo:
+    name: str
+    places: list[TopicPlace]
+    queues: list[QueueInfo]
+    groups: list[str]  # that are connected for it, or have consumed of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """`subscriptions` are its own, as it says; None, and `error`, if it did not answer."""
+
+    client_id: str
+    address: str
+    language: str
+    version: str
+    subscriptions: dict[str, Subscription] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """A member subscribes to other messages than the broker gives the group: it loses some."""
+
+    client_id: str
+    broker: str
+    topic: str
+    member: Subscription | None
+    effective: Subscription | None
+
+    def __str__(self) -> str:
+        return (
+            f"member {self.client_id} has {shown(self.member)} for {self.topic},"
+            f" the broker {self.broker} {shown(self.effective)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupInfo:
+    """What connected members bring is empty if none are. `subscriptions` are the effective ones:
+    a broker keeps one for all members, the last it was told of."""
+
+    name: str
+    brokers: list[str]  # that know it
+    retries: int
+    is_enabled: bool
+    members: list[GroupMember]
+    subscriptions: dict[str, Subscription]
+    mismatches: list[Mismatch]
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+
+    @property
+    def is_online(self) -> bool:
+        return bool(self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueProgress:
+    """`committed` is 0 where nothing was. `last_consumed`: when the last message consumed was
+    stored, in milliseconds."""
+
+    queue: MessageQueue
+    committed: int
+    end: int
+    last_consumed: int | None
+
+    @property
+    def lag(self) -> int:
+        return max(self.end - self.committed, 0)
+
+
+def mismatches(
+    group: str, members: Iterable[GroupMember], connected: Mapping[str, ConsumerConnection]
+) -> list[Mismatch]:
+    made = []
+    for member in members:
+        if member.subscriptions is None:
+            continue
+        for broker, found in connected.items():
+            if member.client_id not in {one.client_id for one in found.connections}:
+                continue
+            for topic in sorted({*member.subscriptions, *found.subscriptions}):
+                ours, theirs = member.subscriptions.get(topic), found.subscriptions.get(topic)
+                if difference(_only(ours), _only(theirs), retry_topic(group)) is not None:
+                    made.append(
+                        Mismatch(
+                            client_id=member.client_id,
+                            broker=broker,
+                            topic=topic,
+                            member=ours,
+                            effective=theirs,
+                        )
+                    )
+    return made
+
+
+def _only(one: Subscription | None) -> dict[str, Subscription]:
+    return {one.topic: one} if one is not None else {}
