@@ -210,11 +210,13 @@ class SendFailed(Error):
         return len(self.tried)
 
     def __str__(self) -> str:
+        why = str(self.cause) or type(self.cause).__name__
+        if not self.tried:
+            return f"topic {self.topic}: not sent: {why}"
         times = "once" if self.attempts == 1 else f"{self.attempts} times"
-        where = ", ".join(dict.fromkeys(self.tried)) or "no broker"
+        where = ", ".join(dict.fromkeys(self.tried))
         return (
-            f"topic {self.topic}: not sent, tried {times} in {self.seconds:.1f} s ({where}):"
-            f" {str(self.cause) or type(self.cause).__name__}"
+            f"topic {self.topic}: not sent, tried {times} in {self.seconds:.1f} s ({where}): {why}"
         )
 
 
@@ -248,7 +250,7 @@ class ClientClosed(Error):
     def __str__(self) -> str:
         if self.started:
             return f"the {self.what} is closed: make a new one"
-        return f"the {self.what} is not started: use `async with`, or await its start() first"
+        return f"the {self.what} is not started: use `with` or `async with`, or its start() first"
 
 
 class InvalidMessage(Error, ValueError):

@@ -11,6 +11,7 @@ __all__ = [
     "DELAY_TOPIC",
     "HALF_TOPIC",
     "LOOPBACK",
+    "RESERVED",
     "Host",
     "LogOffset",
     "Message",
@@ -52,7 +53,7 @@ class PropertyName:
 
 _NO_PROPERTIES: Final[Mapping[str, str]] = {}
 # What users may not set by hand: `MessageConst.STRING_HASH_SET`.
-_RESERVED: Final = frozenset(
+RESERVED: Final = frozenset(
     [
         "KEYS",
         "TAGS",
@@ -184,7 +185,7 @@ def _check_properties(properties: Mapping[str, str]) -> None:
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessage(f"property {name!r} = {value!r}: names and values are text")
-        if name in _RESERVED:
+        if name in RESERVED:
             hint = _HINTS.get(name, "")
             raise InvalidMessage(f"property {name}: RocketMQ keeps this name for itself{hint}")
         if not name.strip() or not value.strip():

@@ -22,6 +22,7 @@ from tamis.testing import LocalCluster
 
 TAMIS = [sys.executable, "-W", "error", "-c", "from tamis.cli.main import main; main()"]
 PATIENCE = 60.0  # seconds
+IN_ORDER = ("--sharding-key", "k")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,16 @@ def test_lines_of_json_say_all_of_a_message(nameserver: str, topic: str) -> None
     ]
     given = "\n\n".join(map(json.dumps, lines))
     done = tamis(
-        "send", topic, "--tags", "t", "--property", "i=0", "--property", "z=9", given=given
+        "send",
+        topic,
+        "--tags",
+        "t",
+        "--property",
+        "i=0",
+        "--property",
+        "z=9",
+        *IN_ORDER,
+        given=given,
     )
     assert [row["offset"] for row in rows(done)] == [0, 1, 2]
     one, two, three = stored(nameserver, topic, 3)
@@ -128,7 +138,7 @@ def test_lines_of_json_say_all_of_a_message(nameserver: str, topic: str) -> None
 
 
 def test_lines_of_text_are_bodies(nameserver: str, topic: str) -> None:
-    rows(tamis("send", topic, "--text", given=b"one\r\n{two}\n\xff three"))
+    rows(tamis("send", topic, "--text", *IN_ORDER, given=b"one\r\n{two}\n\xff three"))
     assert [one.body for one in stored(nameserver, topic, 3)] == [b"one", b"{two}", b"\xff three"]
 
 
@@ -158,7 +168,7 @@ nonsense
 \xff
 {"body": "2"}
 """
-    done = tamis("send", topic, given=given)
+    done = tamis("send", topic, *IN_ORDER, given=given)
     assert done.returncode == 1
     assert len(done.stdout.splitlines()) == 2
     said = dict(line.split(": ", 2)[1:] for line in done.stderr.decode().splitlines())
@@ -336,7 +346,7 @@ def test_templates_show_what_is_asked_for(nameserver: str, orders: str) -> None:
 
 def test_what_is_consumed_can_be_sent(nameserver: str, orders: str, topic: str) -> None:
     printed = tamis("consume", orders).stdout
-    rows(tamis("send", topic, given=printed))
+    rows(tamis("send", topic, *IN_ORDER, given=printed))
     for one, copy in zip(stored(nameserver, orders, 6), stored(nameserver, topic, 6), strict=True):
         assert (copy.topic, copy.body, copy.tags, copy.keys) == (
             topic,

@@ -183,9 +183,10 @@ class Consumer:
         await self.close()
 
     def _fail(self, error: Exception) -> None:
-        log.error("group %s: %s", self.group, error)
-        self._error = error
-        self._arrived.set()
+        if self._error is None:
+            log.error("group %s: %s", self.group, error)
+            self._error = error
+            self._arrived.set()
 
     # Taking messages
 
@@ -278,33 +279,46 @@ class Consumer:
     async def _take_pieces(
         self, rows: int, linger: float, idle: float | None
     ) -> list[tuple[MessageQueue, bytes]]:
-        """Whole answers of pulls, with something in them; none if there will be no more."""
-        found: list[tuple[MessageQueue, bytes]] = []
+        """What is left of answers of pulls; none if there will be no more."""
+        found: list[tuple[Inbox, _Piece]] = []
         count = size = 0
         deadline = None if idle is None else time.monotonic() + idle
-        while True:
-            while self._turns and count < rows and size < _MOST_BYTES:
-                inbox = self._turns.popleft()
-                if inbox.is_dropped or not inbox.pieces:
-                    continue
-                piece = inbox.pieces[0]
-                self._finish_piece(inbox)
-                self._hand_out(inbox, piece.next_offset)
-                if inbox.pieces:
-                    self._turns.append(inbox)
-                if not found:
-                    deadline = time.monotonic() + linger
-                found.append((inbox.queue, piece.body[piece.at :]))
-                count += piece.count
-                size += len(piece.body)
-            if count >= rows or size >= _MOST_BYTES or not await self._wait(deadline):
-                return found
+        try:
+            while True:
+                while self._turns and count < rows and size < _MOST_BYTES:
+                    inbox = self._turns.popleft()
+                    if inbox.is_dropped or not inbox.pieces:
+                        continue
+                    if not found:
+                        deadline = time.monotonic() + linger
+                    found.append((inbox, self._finish_piece(inbox)))
+                    if inbox.pieces:
+                        self._turns.append(inbox)
+                    count += found[-1][1].count
+                    size += len(found[-1][1].body)
+                if count >= rows or size >= _MOST_BYTES or not await self._wait(deadline):
+                    break
+        except BaseException:  # cancelled, for one: nobody was given it
+            for inbox, piece in reversed(found):
+                self._put_back(inbox, piece)
+            raise
+        for inbox, piece in found:
+            self._hand_out(inbox, piece.next_offset)
+        return [(inbox.queue, piece.body[piece.at :]) for inbox, piece in found]
 
-    def _finish_piece(self, inbox: Inbox) -> None:
+    def _finish_piece(self, inbox: Inbox) -> _Piece:
         piece = inbox.pieces.popleft()
         inbox.count -= piece.count
         inbox.bytes -= len(piece.body)
         self._limit(inbox)
+        return piece
+
+    def _put_back(self, inbox: Inbox, piece: _Piece) -> None:
+        if not inbox.pieces:
+            self._turns.append(inbox)
+        inbox.pieces.appendleft(piece)
+        inbox.count += piece.count
+        inbox.bytes += len(piece.body)
 
     def _hand_out(self, inbox: Inbox, reached: int) -> None:
         inbox.position = reached

@@ -71,7 +71,7 @@ class Producer:
         self._in_flight = 0
         self._backlog: deque[_Sending] = deque()
         self._idle = asyncio.Event()
-        self._slow = 0  # attempts that wait for a route or a connection
+        self._line: deque[_Sending] = deque()  # in order, for a route or a connection
         self._transactions = Transactions(self._session, group, check)
         self._replies = Replies(self._session)
 
@@ -197,6 +197,8 @@ class Producer:
                     results[number] = result
             except Exception as error:
                 failed = failed or error
+        if isinstance(failed, ResponseError):
+            failed = SendFailed(batch[0].topic, (), 0.0, failed)
         if isinstance(failed, SendFailed):
             failed.results = list(results)
         if failed is not None:
@@ -272,6 +274,22 @@ class Producer:
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
+
+    def _line_up(self, sending: "_Sending") -> None:
+        """Those that have to be in order wait one behind the other."""
+        self._line.append(sending)
+        if len(self._line) == 1:
+            self._session.spawn(self._work_off_line())
+
+    async def _work_off_line(self) -> None:
+        try:
+            while self._line:
+                await self._line[0].attempt_slowly()
+                self._line.popleft()
+        except asyncio.CancelledError:
+            for sending in list(self._line)[1:]:
+                sending.abandon()
+            raise
 
     async def queues_to_send(self, topic: str) -> list[MessageQueue]:
         """Those of a topic, or those it will be given when the first message comes."""
@@ -397,7 +415,7 @@ class _Sending:
         producer, session = self._producer, self._producer._session
         queues = session.routes.known_for_sending(self._outgoing.topic)
         # what has to be in order is not to overtake what waits for the connection
-        if queues and (self._place is None or not producer._slow):
+        if queues and (self._place is None or not producer._line):
             try:
                 queue = (
                     producer._choose(queues, self._last)
@@ -412,14 +430,13 @@ class _Sending:
             if peer is not None:
                 self._write(queue, peer)
                 return
-        try:
-            session.spawn(self._attempt_slowly())
-        except RuntimeError as error:
-            self._settle(error)
+        if self._place is None:
+            session.spawn(self.attempt_slowly())
+        else:
+            producer._line_up(self)
 
-    async def _attempt_slowly(self) -> None:
+    async def attempt_slowly(self) -> None:
         broker = ""
-        self._producer._slow += 1
         try:
             async with asyncio.timeout_at(self._deadline):
                 producer, session = self._producer, self._producer._session
@@ -434,12 +451,14 @@ class _Sending:
         except Exception as error:
             self._settle(error)
         except asyncio.CancelledError:
-            self._settle(ClientClosed("producer", started=True))
+            self.abandon()
             raise
         else:
             self._write(queue, peer)
-        finally:
-            self._producer._slow -= 1
+
+    def abandon(self) -> None:
+        """The producer is closed."""
+        self._settle(ClientClosed("producer", started=True))
 
     def _write(self, queue: MessageQueue, peer: Peer) -> None:
         self._queue, self._peer = queue, peer

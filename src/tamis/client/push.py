@@ -225,7 +225,8 @@ class PushConsumer:
             await self.close()
 
     async def close(self) -> None:
-        """Waits `drain` seconds for handlers to end, then saves how far it came."""
+        """Waits `drain` seconds for handlers to end, then saves how far it came. (A handler that
+        calls it waits for itself.)"""
         if not self._session.is_running:
             await self._session.close()
             return
@@ -267,8 +268,8 @@ class PushConsumer:
         await self.close()
 
     def _fail(self, error: Exception) -> None:
-        log.error("group %s: %s", self.group, error)
         if self._ended is not None and not self._ended.done():
+            log.error("group %s: %s", self.group, error)
             self._ended.set_exception(error)
             self._ended.exception()  # `run` may never be called
 
