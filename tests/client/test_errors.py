@@ -229,7 +229,7 @@ async def test_a_topic_a_strict_broker_does_not_make_is_named_by_producers(
             await producer.send(message)
         async with raising(TopicNotFound, topic, "create it"):
             await producer.send_oneway(message)
-        async with raising(TopicNotFound, topic, "create it"):
+        async with raising(SendFailed, topic, "create it"):
             await producer.send_batch([message, message])
         async with raising(TopicNotFound, topic, "create it"):
             await producer.send(message, key="k")
@@ -333,7 +333,7 @@ async def test_a_topic_that_can_only_be_read_takes_no_message(cluster: Cluster) 
             await producer.send(message)
         async with raising(NoPermission, topic, "permission"):
             await producer.send(message, key="k")
-        async with raising(NoPermission, topic, "permission"):
+        async with raising(SendFailed, topic, "permission"):
             await producer.send_batch([message, message])
         async with raising(NoPermission, topic, "permission"):
             await producer.send_oneway(message)

@@ -7,7 +7,6 @@ too.
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
 import struct
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 
 import pytest
 from broker.asking import close, create_topic, until
+from client.targets import IS_REQUIRED
 from interop.cluster import ApacheCluster
 
 from tamis.client import (
@@ -38,7 +38,7 @@ from tamis.errors import Error, SendFailed, Unreachable
 from tamis.net import aio
 
 PATIENCE = 90.0  # seconds, for what takes one or two where nobody else is at work
-TARGETS = ("ours", "apache") if os.environ.get("TAMIS_INTEROP") == "required" else ("ours",)
+TARGETS = ("tamis", "4.9") if IS_REQUIRED else ("tamis",)
 QUEUES = 4
 DELAYS = "1s 1s 1s 1s 1s 1s"  # a message that failed comes again after a second
 
@@ -138,7 +138,7 @@ def processes(
 ) -> Iterator[Servers]:
     home = tmp_path_factory.mktemp(request.param)
     started: Ours | Apaches
-    if request.param == "apache":
+    if request.param == "4.9":
         settings = {"messageDelayLevel": DELAYS, "registerNameServerPeriod": 10_000}
         started = Apaches(home / "store", **settings)
         started.start()

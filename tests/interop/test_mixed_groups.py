@@ -5,6 +5,7 @@ and crashes, and every message is followed to whoever handled it.
 
 import itertools
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -21,11 +22,12 @@ from interop.javaclient import LINES, JavaClient, wait_for
 from tamis.client import assign
 from tamis.wire.bodies import MessageQueue
 
-PATIENCE = 60.0  # seconds
+PATIENCE = 15.0  # seconds
 LOCKS = 100.0  # a broker keeps the lock of an ordered member that died for sixty of them
 SETTINGS: dict[str, object] = {"messageDelayLevel": "3s 1s 1s 1s", "enablePropertyFilter": True}
 LOCK_BATCH, MEMBER_IDS = 41, 38  # requests
 ONCE = itertools.count(1)
+IS_REQUIRED = os.environ.get("TAMIS_INTEROP") == "required"
 
 
 class Heard(NamedTuple):
@@ -221,7 +223,7 @@ class Bench:
         control.producer()
 
 
-@pytest.fixture(scope="module", params=[*LINES, "ours"])
+@pytest.fixture(scope="module", params=[*LINES, "ours"] if IS_REQUIRED else LINES)
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
@@ -397,7 +399,7 @@ def test_members_of_both_kinds_share_the_queues_through_joins_leaves_and_crashes
         group.add_python("a-python")
         group.check()
         group.send()
-        group.add_python("d-python", pause=0.02)
+        group.add_python("d-python", pause=0.3)  # longer than between two commits
         group.check()
         group.send()
         group.add_java("c-java", mortal)
@@ -592,6 +594,7 @@ def test_ordered_members_of_both_kinds_never_have_a_queue_at_a_time(
             assert locked_by_nobody(bench, group) == []
 
 
+@pytest.mark.skipif(not IS_REQUIRED, reason="locks take a minute to expire")
 def test_the_queues_of_an_ordered_member_that_dies_go_to_one_of_the_other_kind(
     bench: Bench, tmp_path: Path
 ) -> None:

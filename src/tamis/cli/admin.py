@@ -131,7 +131,7 @@ def create_topic(
     if as_json:
         echo_json({"topic": name, "queues": queues, "permission": permission, "brokers": made})
     else:
-        _say(f"topic {name} is at {', '.join(made)}, with {queues} queues each")
+        _say(f"topic {name} is at {', '.join(made)}, with {queues} queue{'s' * (queues != 1)} each")
 
 
 @topics.command("delete")

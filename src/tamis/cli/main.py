@@ -27,7 +27,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.group(context_settings=_CONTEXT)
 @click.version_option(__version__, prog_name="tamis", message="%(prog)s %(version)s")
 def tamis() -> None:
-    """RocketMQ's broker and message filtering, in Python."""
+    """RocketMQ's broker, client and message filtering, in Python."""
 
 
 @tamis.command()

@@ -32,7 +32,7 @@ from ..wire.bodies import (
     MessageQueue,
     Subscription,
 )
-from ..wire.codes import PullFlag, RequestCode, ResponseCode
+from ..wire.codes import Language, PullFlag, RequestCode, ResponseCode
 from ..wire.command import Command
 from . import assign
 from .config import ConsumerConfig
@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 _SOON: Final = 1.0  # seconds until the next look while something is missing
 _MOST_SOON: Final = 30  # times
+_SETTLED: Final = 5.0  # seconds in which a change is heard of by all
+_JAVA_5: Final = 413  # V5_0_0_SNAPSHOT and later
 
 
 class Owner(Protocol):
@@ -88,6 +90,7 @@ class Member:
         self._balancing = asyncio.Lock()
         self._warned: set[tuple[str, str, str]] = set()
         self._is_joined = False
+        self._comparisons = 0
         session.consumer = self._data
         session.topics = lambda: set(self.subscriptions)
         session.listeners[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._notified
@@ -318,15 +321,27 @@ class Member:
     # Whether all members want the same
 
     async def _compare_later(self) -> None:
-        try:
-            await self._compare(await self._other_members())
-        except SubscriptionMismatch as error:
-            self._on_error(error)
-        except (Error, TimeoutError) as error:
-            log.debug("group %s: subscriptions are not compared: %s", self.group, error)
+        """Now, and once more when the others have told the broker of a change."""
+        self._comparisons += 1
+        mine = self._comparisons
+        for pause in (0.0, _SETTLED):
+            await asyncio.sleep(pause)
+            if mine != self._comparisons:
+                return  # there was another change
+            try:
+                await self._compare(await self._other_members())
+            except SubscriptionMismatch as error:
+                self._on_error(error)
+                return
+            except (Error, TimeoutError, ValueError) as error:
+                log.debug("group %s: subscriptions are not compared: %s", self.group, error)
 
-    async def _other_members(self) -> dict[str, Mapping[str, Subscription] | None]:
-        """Others' subscriptions by client id; None for one that did not say."""
+    async def _other_members(self) -> dict[str, Mapping[str, Subscription]]:
+        """Others' subscriptions by client id, as they say themselves, else as the broker does.
+
+        RocketMQ 5's Java clients are not asked: one with a single thread for answers is stuck for
+        seconds, and thrown out of the group. Of them the broker knows.
+        """
         for topic in self.subscriptions:
             address = self._any_broker(topic)
             if address is not None:
@@ -343,16 +358,15 @@ class Member:
             log.debug("group %s: its members are not known: %s", self.group, error)
             return {}
         found = beans.decode(ConsumerConnection, answer.body)
-        ids = [one.client_id for one in found.connections]
-        others = sorted(set(ids) - {self.session.client_id})
-        said = await asyncio.gather(*(self._ask_member(address, one) for one in others))
-        known: dict[str, Mapping[str, Subscription] | None] = dict(zip(others, said, strict=True))
-        if others and not self._is_joined and None in said:
-            # before we are there, what the broker has can be theirs only
-            known = {
-                one: found.subscriptions if subscriptions is None else subscriptions
-                for one, subscriptions in known.items()
-            }
+        known: dict[str, Mapping[str, Subscription]] = {}
+        for one in found.connections:
+            if one.client_id == self.session.client_id or one.client_id in known:
+                continue
+            said = None
+            if one.language != Language.JAVA.name or one.version < _JAVA_5:
+                said = await self._ask_member(address, one.client_id)
+            # of all that the members said, the broker keeps what came last
+            known[one.client_id] = found.subscriptions if said is None else said
         return known
 
     async def _ask_member(self, address: str, member: str) -> Mapping[str, Subscription] | None:
@@ -366,11 +380,9 @@ class Member:
             return None
         return {one.topic: one for one in found}
 
-    async def _compare(self, others: Mapping[str, Mapping[str, Subscription] | None]) -> None:
+    async def _compare(self, others: Mapping[str, Mapping[str, Subscription]]) -> None:
         """Raises SubscriptionMismatch if strict, warns if not; of each difference once."""
         for member, theirs in others.items():
-            if theirs is None:
-                continue
             found = difference(self.subscriptions, theirs, retry_topic(self.group))
             if found is None:
                 continue

@@ -46,6 +46,7 @@ class BrokerOffsets:
     def __init__(self, session: "Session", group: str) -> None:
         self._session = session
         self._group = group
+        self._saving = asyncio.Lock()
 
     async def load(self, queue: MessageQueue) -> int | None:
         header = headers.QueryConsumerOffset(
@@ -64,7 +65,8 @@ class BrokerOffsets:
         failed: Exception | None = None
         for queue, offset in offsets.items():
             try:
-                await self._save(queue, offset)
+                async with self._saving:
+                    await self._save(queue, offset)
             except (Error, TimeoutError) as error:
                 failed = failed or error  # those of other brokers may be saved all the same
         if failed is not None:

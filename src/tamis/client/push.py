@@ -325,11 +325,16 @@ class PushConsumer:
         lost = [work for queue in queues if (work := self._queues.pop(queue, None)) is not None]
         for work in lost:
             work.drop()
-        if self.ordered:  # the queue is not given away while a message of it is handled
-            await asyncio.gather(*(_ended(work, self.config.drain) for work in lost))
-        await self._save_some(lost)
         if self.ordered:
-            await self._locks.release([work.queue for work in lost])
+            await asyncio.gather(*map(self._hand_over, lost))
+        else:
+            await self._save_some(lost)
+
+    async def _hand_over(self, work: WorkQueue) -> None:
+        """A locked queue is not given away while a message of it is handled."""
+        await _ended(work, self.config.drain)
+        await self._save_some([work])
+        await self._locks.release([work.queue])
 
     async def restart(self, offsets: dict[MessageQueue, int]) -> None:
         """From other offsets, forwards or back, as an operator has it."""
