@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,13 @@ async def test_a_function_is_called_in_threads_as_many_as_allowed_at_a_time(
     topic = await cluster.create_topic("Orders")
     await cluster.fill(topic, *map(str, range(12)))
     seen: list[str] = []
+    threads: set[threading.Thread] = set()
     together = threading.Barrier(4, timeout=10)
 
     def handle(message: ReceivedMessage) -> ConsumeStatus:
         together.wait()  # passed only by four at a time
         seen.append(message.text)
-        assert threading.current_thread() is not threading.main_thread()
+        threads.add(threading.current_thread())
         return ConsumeStatus.SUCCESS
 
     consumer = cluster.push(cluster.name("Group"), handle, concurrency=4)
@@ -64,6 +66,8 @@ async def test_a_function_is_called_in_threads_as_many_as_allowed_at_a_time(
     async with consumer:
         await until(lambda: len(seen) >= 12, lambda: seen)
     assert sorted(map(int, seen)) == list(range(12))
+    assert len(threads) == 4
+    assert threading.main_thread() not in threads
 
 
 @in_loop
@@ -166,7 +170,7 @@ async def test_a_message_that_failed_comes_again_until_it_succeeds(cluster: Clus
 
     seen = Seen(fail)
     consumer = cluster.push(group, seen)
-    consumer.subscribe(topic)
+    consumer.subscribe(topic, sql="TAGS = 't'")
     async with consumer:
         [sent, _, _] = await cluster.fill(topic, "returns", "raises", "fine", tags="t", keys="k")
         await seen.until("fine", "returns", "returns", "raises", "raises", "raises")
@@ -186,9 +190,9 @@ async def test_a_message_that_failed_too_often_is_a_dead_letter(cluster: Cluster
     group = cluster.name("Group")
     seen = Seen(lambda message: RetryLater(-1) if message.text == "hopeless" else False)
     consumer = cluster.push(group, seen, max_reconsume_times=1)
-    consumer.subscribe(topic)
+    consumer.subscribe(topic, tags="t")
     async with consumer:
-        await cluster.fill(topic, "bad", "hopeless")
+        await cluster.fill(topic, "bad", "hopeless", tags="t")
         await seen.until("bad", "bad", "hopeless")
         dead = await _read_when_there(cluster, dead_letter_topic(group), 2)
     assert sorted(texts(dead)) == ["bad", "hopeless"]
@@ -269,9 +273,11 @@ async def test_an_ordered_consumer_keeps_the_order_of_a_queue_also_when_one_fail
     begun: list[str] = []
     done: dict[int, list[str]] = {0: [], 1: []}
     busy: set[int] = set()
+    overlaps: list[str] = []
 
     async def handle(message: ReceivedMessage) -> bool:
-        assert message.queue.queue_id not in busy
+        if message.queue.queue_id in busy:
+            overlaps.append(message.text)
         busy.add(message.queue.queue_id)
         begun.append(message.text)
         await asyncio.sleep(0)
@@ -290,6 +296,7 @@ async def test_an_ordered_consumer_keeps_the_order_of_a_queue_also_when_one_fail
     async with consumer:
         await until(lambda: sum(map(len, done.values())) >= 20, lambda: done)
     assert done == {k: [str(n) for n in range(20) if n % 2 == k] for k in (0, 1)}
+    assert not overlaps
     assert (begun.count("3"), begun.count("7"), len(begun)) == (3, 2, 23)
     assert [await cluster.offset_of(group, topic, n) for n in (0, 1)] == [10, 10]
 
@@ -308,6 +315,63 @@ async def test_an_ordered_message_that_failed_too_often_is_a_dead_letter_and_the
         await seen.until("bad", "bad", "bad", "good")
         assert seen.texts == ["bad", "bad", "bad", "good"]
         assert texts(await _read_when_there(cluster, dead_letter_topic(group), 1)) == ["bad"]
+
+
+@in_loop
+async def test_ordered_members_hand_a_queue_over_without_handling_it_both_or_out_of_order(
+    cluster: Cluster,
+) -> None:
+    topic = await cluster.create_topic("Orders")
+    group = cluster.name("Group")
+    busy: set[int] = set()
+    overlaps: list[str] = []
+    handled: dict[int, list[int]] = {n: [] for n in range(4)}
+
+    async def handle(message: ReceivedMessage) -> None:
+        queue = message.queue.queue_id
+        if queue in busy:
+            overlaps.append(message.text)
+        busy.add(queue)
+        await asyncio.sleep(0.002)
+        busy.discard(queue)
+        handled[queue].append(int(message.text))
+
+    one, two = (cluster.push(group, handle, ordered=True) for _ in range(2))
+    one.subscribe(topic)
+    two.subscribe(topic)
+
+    def shares() -> list[int]:
+        return [len([q for q in c.assignment if q.topic == topic]) for c in (one, two)]
+
+    async with cluster.producer() as producer:
+        queues = await producer.queues(topic)
+        sent = 0
+
+        async def send(rounds: int) -> None:
+            nonlocal sent
+            for _ in range(rounds):
+                await asyncio.gather(
+                    *(producer.send(Message(topic, str(sent)), queue=queue) for queue in queues)
+                )
+                sent += 1
+
+        await one.start()
+        await send(50)
+        await two.start()
+        await send(50)
+        await until(lambda: shares() == [2, 2], shares)
+        await send(20)
+        await one.close()
+        await send(20)
+        await until(
+            lambda: all(len(set(some)) == sent for some in handled.values()),
+            lambda: {queue: len(set(some)) for queue, some in handled.items()},
+        )
+        await two.close()
+    assert not overlaps
+    for some in handled.values():  # what is handled again goes on from there in order
+        assert list(dict.fromkeys(some)) == list(range(sent))
+        assert all(b <= a + 1 for a, b in pairwise(some))
 
 
 # Each gets everything

@@ -22,7 +22,7 @@ from interop.javaclient import LINES, JavaClient, wait_for
 from tamis.client import assign
 from tamis.wire.bodies import MessageQueue
 
-PATIENCE = 15.0  # seconds
+PATIENCE = 60.0  # seconds
 LOCKS = 100.0  # a broker keeps the lock of an ordered member that died for sixty of them
 SETTINGS: dict[str, object] = {"messageDelayLevel": "3s 1s 1s 1s", "enablePropertyFilter": True}
 LOCK_BATCH, MEMBER_IDS = 41, 38  # requests

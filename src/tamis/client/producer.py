@@ -195,10 +195,10 @@ class Producer:
             try:
                 for number, result in zip(numbers, await future, strict=True):
                     results[number] = result
+            except ResponseError as error:
+                failed = failed or SendFailed(batch[numbers[0]].topic, (), 0.0, error)
             except Exception as error:
                 failed = failed or error
-        if isinstance(failed, ResponseError):
-            failed = SendFailed(batch[0].topic, (), 0.0, failed)
         if isinstance(failed, SendFailed):
             failed.results = list(results)
         if failed is not None:
