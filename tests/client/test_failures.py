@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from broker.asking import close, create_topic, until
+from broker.asking import ask, close, command, create_topic, until
 from client.targets import IS_REQUIRED
 from interop.cluster import ApacheCluster
 
@@ -36,8 +36,11 @@ from tamis.client import (
 )
 from tamis.errors import Error, SendFailed, Unreachable
 from tamis.net import aio
+from tamis.wire import beans
+from tamis.wire.bodies import ConsumerData, ConsumeType, Heartbeat
+from tamis.wire.codes import RequestCode
 
-PATIENCE = 90.0  # seconds, for what takes one or two where nobody else is at work
+PATIENCE = 20.0  # seconds, for what takes one or two where nobody else is at work
 TARGETS = ("tamis", "4.9") if IS_REQUIRED else ("tamis",)
 QUEUES = 4
 DELAYS = "1s 1s 1s 1s 1s 1s"  # a message that failed comes again after a second
@@ -535,17 +538,16 @@ def test_consumers_whose_connection_breaks_anywhere_miss_nothing(
             cuts = [(way, 61 * number + 977 * turn, number % 2 == 0) for turn in range(4)]
             async with (
                 Gateway(servers, cuts) as gateway,
-                consumer(gateway.nameserver, f"{topic}-{number}", topic, handle),
+                consumer(gateway.nameserver, f"{topic}-{number}", topic, handle) as one,
             ):
-                await wait(
-                    lambda: first <= set(handled) and not gateway.cuts,
-                    lambda: (number, gateway.cuts, sorted(first - set(handled))[:9]),
-                )
+
+                def state() -> object:
+                    missing = sorted((first | last) - set(handled))
+                    return number, gateway.connections, gateway.cuts, of(one, topic), missing
+
+                await wait(lambda: first <= set(handled) and not gateway.cuts, state)
                 ready.release()
-                await wait(
-                    lambda: last <= set(handled),
-                    lambda: (number, gateway.connections, sorted(last - set(handled))[:9]),
-                )
+                await wait(lambda: last <= set(handled), state)
 
         followers, ready = 16, asyncio.Semaphore(0)
         async with Producer(servers.nameserver) as producer, asyncio.TaskGroup() as group:
@@ -559,6 +561,46 @@ def test_consumers_whose_connection_breaks_anywhere_miss_nothing(
                 await producer.send(Message(topic, text))
 
     run(body())
+
+
+def test_a_connection_the_broker_has_not_forgotten_leaves_no_queue_unread(
+    servers: Servers,
+) -> None:
+    """A connection breaks, and the broker still counts it as a member for up to two minutes: the
+    client reads the queues of that place too."""
+
+    async def body() -> None:
+        topic = await made(servers, "Ghost")
+        journal = Journal()
+        one = consumer(
+            servers.nameserver,
+            topic,
+            topic,
+            journal.handle,
+            client_ip="127.0.0.1",
+            instance_name="I",
+        )
+        ghost = ConsumerData(
+            group=topic,
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            subscriptions=list(one.subscriptions.values()),
+        )
+        beat = Heartbeat(client_id=one.client_id, producers=[], consumers=[ghost])
+        peer = await aio.connect(servers.broker, PATIENCE)
+        await ask(peer, command(None, RequestCode.HEART_BEAT, beans.encode(beat)))
+        async with one, Producer(servers.nameserver) as producer:
+            await wait(lambda: len(of(one, topic)) == QUEUES, lambda: one.assignment)
+            for _ in range(4 * QUEUES):
+                await journal.send(producer, topic)
+            await journal.complete()
+        await close(peer)
+
+    run(body())
+
+
+def of(one: PushConsumer, topic: str) -> list[MessageQueue]:
+    """Its queues of a topic."""
+    return [queue for queue in one.assignment if queue.topic == topic]
 
 
 # Handlers are slow, raise, or never end

@@ -196,9 +196,19 @@ class _Parser:
         return _Line(number, made, None if key is None else str(key))
 
 
+def _checked(text: str) -> str:
+    """JSON can write what UTF-8 can't. Raises InvalidMessage."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"{json.dumps(text)} has half a surrogate pair in it") from None
+    return text
+
+
 def _object(line: bytes) -> dict[str, Any]:
     try:
         said = json.loads(line)
+        _checked(json.dumps(said, ensure_ascii=False))
     except ValueError as error:  # no JSON, or no UTF-8
         raise InvalidMessage(f"it is no JSON: {error}") from None
     if not isinstance(said, dict):
@@ -212,7 +222,7 @@ def _body(said: dict[str, Any]) -> bytes:
     if (text is None) == (coded is None):
         raise InvalidMessage('it needs "body", which is text, or "body_base64"')
     if coded is None:
-        return str(text).encode()
+        return _checked(str(text)).encode()
     try:
         return base64.b64decode(coded, validate=True)
     except binascii.Error as error:
@@ -441,7 +451,13 @@ def consume(
         start = "first" if group is None else "committed"
     if start == "committed" and group is None:
         raise click.UsageError("--from committed: whose? give --group")
-    timestamp = None if start in ("first", "last", "committed") else parse_time(start)
+    timestamp = None
+    if start not in ("first", "last", "committed"):
+        try:
+            timestamp = parse_time(start)
+        except click.BadParameter as error:
+            hint = f"{error.message}; or first, last, committed"
+            raise click.BadParameter(hint, param_hint="--from") from None
     is_following = follow or (start == "last" and idle is None)
     wanted = _Wanted(topic, group, tags, sql, start, timestamp, count, idle, is_following)
     try:

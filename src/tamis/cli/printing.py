@@ -115,7 +115,12 @@ def _parts(form: str) -> "Iterable[bytes | Callable[[ReceivedMessage], bytes]]":
             yield _encoded(_DIRECTIVES[following])
             at += 2
         else:
-            raise click.BadParameter(f"there is no %{following}", param_hint="--format")
+            why = f"there is no %{following}"
+            if following == "{":
+                why = f"{form[at:]} has no }}"
+            elif not following:
+                why = "a % at its end: write %% for a percent sign"
+            raise click.BadParameter(why, param_hint="--format")
 
 
 def _property(name: str) -> "Callable[[ReceivedMessage], bytes]":

@@ -463,7 +463,7 @@ class Consumer:
             self._move(queue, await self.last_offset(queue))
 
     async def seek_to_time(self, timestamp: int, *queues: MessageQueue) -> None:
-        """Milliseconds: to the message stored at that time; see `offset_at`."""
+        """Milliseconds: to the first message stored then or later."""
         for queue in queues or self.assignment:
             self._check_held(queue)
             self._move(queue, await self.offset_at(queue, timestamp))
@@ -544,6 +544,6 @@ class Consumer:
         return await offset_queries.last_offset(self._session, queue)
 
     async def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        """Of the message stored at that time (milliseconds): see `offsets.offset_at`."""
+        """Of the first message stored at that time (milliseconds) or later."""
         await self._session.start()
         return await offset_queries.offset_at(self._session, queue, timestamp)

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ..errors import Error, NotFound
+from ..errors import CorruptRecord, Error, NotFound, ResponseError
 from ..wire import beans, fastjson, headers
 from ..wire.bodies import MessageQueue, ResetOffsets
-from ..wire.codes import RequestCode
+from ..wire.codes import PullFlag, RequestCode
 from .config import ConsumerConfig
-from .received import RETRY_PREFIX
+from .received import RETRY_PREFIX, decode_all
 
 if TYPE_CHECKING:
     from .session import Session
@@ -84,6 +84,7 @@ class BrokerOffsets:
 
 
 _FILE: Final = "offsets.json"
+_READER: Final = "TOOLS_CONSUMER"  # a group that every broker knows
 
 
 class LocalOffsets:
@@ -152,11 +153,47 @@ async def last_offset(session: "Session", queue: MessageQueue) -> int:
 
 
 async def offset_at(session: "Session", queue: MessageQueue, timestamp: int) -> int:
-    """Of the message stored at that time (milliseconds), as its broker finds it: one of 4.9 takes
-    the nearest if there is none of that very time, one of 5.x the next."""
+    """Of the first message stored at that time (milliseconds) or later; the end if there is none.
+
+    A broker is asked first. One of 4.9 gives the nearest message, be it earlier, and of several of
+    one millisecond any: so its answer is looked at, and the search ended here if need be.
+    """
     header = headers.SearchOffset(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp)
     code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-    return max(await _ask_offset(session, queue, header, code), 0)
+    guess = await _ask_offset(session, queue, header, code)
+    low, high = await first_offset(session, queue), await last_offset(session, queue)
+    look = min(max(guess, low), high - 1)
+    # what is before `low` was stored before, what is at `high` or after it was not
+    while low < high:
+        stored = await _store_time(session, queue, look)
+        if stored is None:  # there is nothing to be seen there: the broker knows best
+            return guess
+        if stored < timestamp:
+            low = look + 1
+            look = low if look in (guess - 1, guess) else (low + high) // 2
+        else:
+            high = look
+            look = high - 1 if look in (guess, guess + 1) else (low + high) // 2
+    return low
+
+
+async def _store_time(session: "Session", queue: MessageQueue, offset: int) -> int | None:
+    header = headers.PullMessage(
+        consumer_group=_READER,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        max_msg_nums=1,
+        sys_flag=PullFlag.SUBSCRIPTION,
+        subscription="*",
+        expression_type="TAG",
+    )
+    address = await session.routes.master(queue.broker_name)
+    try:
+        answer = await session.ask(address, header)
+        return next(decode_all(answer.body, queue)).store_timestamp
+    except (ResponseError, CorruptRecord, StopIteration):
+        return None
 
 
 async def _ask_offset(
