@@ -40,7 +40,7 @@ from tamis.wire import beans
 from tamis.wire.bodies import ConsumerData, ConsumeType, Heartbeat
 from tamis.wire.codes import RequestCode
 
-PATIENCE = 20.0  # seconds, for what takes one or two where nobody else is at work
+PATIENCE = 90.0  # seconds, for what takes one or two where nobody else is at work
 TARGETS = ("tamis", "4.9") if IS_REQUIRED else ("tamis",)
 QUEUES = 4
 DELAYS = "1s 1s 1s 1s 1s 1s"  # a message that failed comes again after a second

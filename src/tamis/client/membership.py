@@ -292,11 +292,28 @@ class Member:
         if not members or not queues:
             return None
         try:
-            share = assign.assign(self._strategy, queues, members, self.session.client_id)
+            share = self._assigned(queues, members)
         except Exception as error:  # a strategy may be the user's
             log.error("group %s: no shares of %s: %r", self.group, topic, error)
             return None
         return share
+
+    def _assigned(self, queues: list[MessageQueue], members: list[str]) -> list[MessageQueue]:
+        """The shares of all places that we have among the members.
+
+        Apache's brokers may list a client twice for two minutes: a connection that broke right
+        after its heartbeat is noted after it is forgotten. By RocketMQ's strategies nobody would
+        read the second share.
+        """
+        me = self.session.client_id
+        places = members.count(me)
+        if places == 1 or self.config.strategy not in ("AVG", "AVG_BY_CIRCLE"):
+            return assign.assign(self._strategy, queues, members, me)
+        # just behind each other in the order of members: the others' places stay as they are
+        names = [me + "\0" * n for n in range(places)]
+        members = [one for one in members if one != me] + names
+        shares = [assign.assign(self._strategy, queues, members, name) for name in names]
+        return sorted({queue for share in shares for queue in share})
 
     async def _member_ids(self, topic: str) -> list[str]:
         address = self._any_broker(topic)
