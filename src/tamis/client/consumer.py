@@ -428,7 +428,7 @@ class Consumer:
 
     def _limit(self, inbox: Inbox) -> None:
         config = self.config
-        was = inbox.is_full
+        was, inbox.room = inbox.is_full, config.max_queue_messages - inbox.count
         inbox.is_full = (
             inbox.count >= config.max_queue_messages or inbox.bytes >= config.max_queue_bytes
         )

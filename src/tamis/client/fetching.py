@@ -16,6 +16,8 @@ from ..errors import (
     TopicNotFound,
     Unreachable,
 )
+from ..filter.tags import ALL
+from ..net.aio import Peer
 from ..wire import headers
 from ..wire.bodies import MessageQueue, Subscription
 from ..wire.codes import Language, PullFlag, RequestCode, ResponseCode
@@ -46,6 +48,7 @@ _UNKNOWN_TO_BROKER: Final = frozenset(
 _FATAL: Final = (NoPermission, GroupNotFound, TopicNotFound, ConsumerOffline)
 _PAUSE: Final = 1.0  # seconds before a pull that failed is tried again
 _SHORT_PAUSE: Final = 0.1
+_AHEAD: Final = 4  # pulls of a queue at once
 _MARGIN: Final = 15.0  # seconds a broker may take beyond the time it was asked to wait
 
 
@@ -79,11 +82,67 @@ class Puller:
 
     async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription) -> Pulled:
         """Raises ResponseError, Unreachable, TimeoutError."""
-        session, config = self._session, self._config
+        address = self._address(queue) or await self._session.routes.master(queue.broker_name)
+        peer = self._session.known_peer(address) or await self._session.peer(address)
+        return await self._ask(peer, queue, offset, subscription)
+
+    def pull_ahead(
+        self, queue: MessageQueue, offset: int, subscription: Subscription, count: int
+    ) -> "list[asyncio.Future[Pulled]]":
+        """As many pulls at once, each from where the one before will end if it is answered in full:
+        they travel together, and the broker has the next to do while one is on its way. None if
+        the broker is not connected.
+
+        (consume of 1 KiB messages: a third more, bench_client.)
+        """
+        address = self._address(queue)
+        peer = self._session.known_peer(address) if address is not None else None
+        if peer is None:
+            return []
+        size = self._config.pull_size
+        return [self._ask(peer, queue, offset + n * size, subscription) for n in range(count)]
+
+    @property
+    def pull_size(self) -> int:
+        return self._config.pull_size
+
+    def _address(self, queue: MessageQueue) -> str | None:
         broker_id = self._brokers.get(queue, MASTER)
-        address = session.routes.any_address(queue.broker_name, broker_id)
-        if address is None:
-            address = await session.routes.master(queue.broker_name)
+        return self._session.routes.any_address(queue.broker_name, broker_id)
+
+    def _ask(
+        self, peer: Peer, queue: MessageQueue, offset: int, subscription: Subscription
+    ) -> "asyncio.Future[Pulled]":
+        """No task, and no future but the one that is waited for: it is done for every pull."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[Pulled] = loop.create_future()
+
+        def settle(answer: Command | Exception) -> None:
+            timer.cancel()
+            if waiting.done():  # nobody waits any more
+                return
+            try:
+                if isinstance(answer, Exception):
+                    raise Unreachable("broker", str(peer), str(answer)) from answer
+                waiting.set_result(self._read(queue, offset, answer))
+            except Exception as error:
+                waiting.set_exception(error)
+
+        def expire() -> None:
+            peer.forget(opaque)
+            if not waiting.done():
+                waiting.set_exception(TimeoutError(f"the broker at {peer} did not answer a pull"))
+
+        timer = loop.call_later(self._config.hold + _MARGIN, expire)
+        try:
+            opaque = peer.post(self._request(queue, offset, subscription), settle)
+        except ConnectionError as error:
+            timer.cancel()
+            raise Unreachable("broker", str(peer), str(error)) from error
+        return waiting
+
+    def _request(self, queue: MessageQueue, offset: int, subscription: Subscription) -> Command:
+        config = self._config
         fields = {  # of `headers.PullMessage`; written out, since it is done for every pull
             "consumerGroup": self._group,
             "topic": queue.topic,
@@ -98,15 +157,7 @@ class Puller:
         }
         if self._posts:
             fields["subscription"] = subscription.expression
-        request = Command(code=RequestCode.PULL_MESSAGE, fields=fields, language=Language.PYTHON)
-        peer = session.known_peer(address) or await session.peer(address)
-        try:
-            answer = await peer.ask(request, config.hold + _MARGIN)
-        except TimeoutError:
-            raise TimeoutError(f"the broker at {address} did not answer a pull") from None
-        except ConnectionError as error:
-            raise Unreachable("broker", address, str(error)) from error
-        return self._read(queue, offset, answer)
+        return Command(code=RequestCode.PULL_MESSAGE, fields=fields, language=Language.PYTHON)
 
     def _read(self, queue: MessageQueue, offset: int, answer: Command) -> Pulled:
         code, found = answer.code, answer.fields or {}
@@ -127,8 +178,8 @@ class Puller:
 class Stream:
     """A queue that is read, from `next_offset` on, while there is room for what comes.
 
-    Whoever has it sets `is_full` and `is_paused`, and says so by `changed`. After `drop` nothing of
-    it counts any more.
+    Whoever has it sets `is_full`, `room` and `is_paused`, and says so by `changed`. After `drop`
+    nothing of it counts any more.
     """
 
     def __init__(self, queue: MessageQueue, offset: int) -> None:
@@ -137,9 +188,11 @@ class Stream:
         self.is_dropped = False
         self.is_paused = False
         self.is_full = False
+        self.room = 0  # messages that can come before it is full
         self.min_offset = self.max_offset = 0
         self.last_pull = time.time()
         self.has_pulled = False
+        self._last_count = 0  # messages of the last answer, if nothing is filtered
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
 
@@ -161,6 +214,35 @@ class Stream:
         if self._task is not None:
             self._task.cancel()
 
+    def _take(self, pulled: Pulled, take: Callable[["Stream", Pulled], None]) -> None:
+        self.has_pulled = True
+        self.min_offset, self.max_offset = pulled.min_offset, pulled.max_offset
+        take(self, pulled)  # if that fails it is asked for again: nothing is passed over
+        self.next_offset = pulled.next_offset
+        self._last_count = pulled.next_offset - pulled.offset
+
+    async def _pull_ahead(
+        self, puller: Puller, wanted: Subscription, take: Callable[["Stream", Pulled], None]
+    ) -> bool:
+        """Several pulls at once, where it is certain that each finds all it asks for: nothing is
+        filtered, the last one was answered in full, and the queue goes on for so long."""
+        size = puller.pull_size
+        if wanted.expression != ALL or self._last_count != size:
+            return False
+        there = self.max_offset - self.next_offset
+        count = min(there // size, self.room // size, _AHEAD)
+        pulls = puller.pull_ahead(self.queue, self.next_offset, wanted, count) if count > 1 else []
+        try:
+            for pull in pulls:
+                pulled = await pull
+                if pulled.offset != self.next_offset:
+                    break  # the one before was not answered in full after all
+                self._take(pulled, take)
+        finally:
+            for pull in pulls:
+                pull.cancel()
+        return bool(pulls)
+
     async def _follow(
         self,
         session: "Session",
@@ -181,11 +263,9 @@ class Stream:
                 continue
             self.last_pull = time.time()
             try:
-                pulled = await puller.pull(self.queue, self.next_offset, wanted)
-                self.has_pulled = True
-                self.min_offset, self.max_offset = pulled.min_offset, pulled.max_offset
-                take(self, pulled)  # if that fails it is asked for again: nothing is passed over
-                self.next_offset = pulled.next_offset
+                if not await self._pull_ahead(puller, wanted, take):
+                    pulled = await puller.pull(self.queue, self.next_offset, wanted)
+                    self._take(pulled, take)
                 failures = 0
                 continue
             except ResponseError as error:

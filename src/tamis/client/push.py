@@ -395,6 +395,7 @@ class PushConsumer:
 
     def _limit(self, work: WorkQueue) -> None:
         config = self.config
+        work.room = config.max_queue_messages - len(work)
         was, work.is_full = (
             work.is_full,
             (
