@@ -25,7 +25,7 @@ Facts are arguments; the sentence is built in `__str__`.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "ClientClosed",
@@ -203,7 +203,7 @@ class SendFailed(Error):
         self.tried = tuple(tried)
         self.seconds = seconds
         self.cause = cause
-        self.results: list[object] = []  # of a batch: a SendResult each, None for those not sent
+        self.results: list[Any] = []  # of a batch: a SendResult each, None for those not sent
 
     @property
     def attempts(self) -> int:

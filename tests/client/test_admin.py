@@ -325,9 +325,9 @@ async def test_a_reset_to_a_time_goes_to_what_was_stored_then(cluster: Cluster) 
     await cluster.fill(topic, "c")
     [*_, last] = await cluster.read(topic, 3)
     async with admin_of(cluster) as admin:
-        made = await admin.reset_offsets(group, topic, time_ms=last.store_timestamp)
+        made = await admin.reset_offsets(group, topic, time=last.store_timestamp / 1000)
         assert made == {queue: 2}
-        assert await admin.reset_offsets(group, topic, time_ms=0) == {queue: 0}
+        assert await admin.reset_offsets(group, topic, time=0) == {queue: 0}
 
 
 @in_loop

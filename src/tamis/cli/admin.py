@@ -422,7 +422,7 @@ def _goal(text: str) -> dict[str, Any]:
     if said.isdecimal():
         return {"offset": int(said)}
     try:
-        return {"time_ms": parse_time(text)}
+        return {"time": parse_time(text) / 1000}
     except click.BadParameter as error:
         why = f"{error.message}; or first, last, or an offset"
         raise click.BadParameter(why, param_hint="--to") from None

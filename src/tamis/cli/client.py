@@ -508,7 +508,7 @@ async def _consume(
             elif wanted.start == "last":
                 await consumer.seek_to_last()
             elif wanted.timestamp is not None:
-                await consumer.seek_to_time(wanted.timestamp)
+                await consumer.seek_to_time(wanted.timestamp / 1000)
             if wanted.is_following:
                 count = len(consumer.assignment)
                 click.echo(f"tamis: {wanted.topic}: reading {count} queues", err=True)

@@ -3,29 +3,55 @@
 from ..message import Message
 from ..wire.bodies import MessageQueue
 from .admin import Admin
-from .config import ClientConfig, ConsumerConfig, ProducerConfig
+from .cluster import BrokerInfo
+from .config import ClientConfig, ConsumerConfig, Moment, ProducerConfig, Start, Strategy
 from .consumer import Consumer
-from .handling import ConsumeStatus, RetryLater
+from .handling import ConsumeStatus, Handler, RetryLater
 from .outgoing import SendResult, SendStatus
-from .producer import Producer
+from .producer import Producer, Selector
 from .push import PushConsumer
 from .received import ReceivedMessage
-from .transactions import TransactionState
+from .reports import (
+    GroupInfo,
+    GroupMember,
+    Mismatch,
+    QueueInfo,
+    QueueProgress,
+    TopicInfo,
+    TopicPlace,
+)
+from .transactions import Check, Execute, Transaction, TransactionState
 
 __all__ = [
     "Admin",
+    "BrokerInfo",
+    "Check",
     "ClientConfig",
     "ConsumeStatus",
     "Consumer",
     "ConsumerConfig",
+    "Execute",
+    "GroupInfo",
+    "GroupMember",
+    "Handler",
     "Message",
     "MessageQueue",
+    "Mismatch",
+    "Moment",
     "Producer",
     "ProducerConfig",
     "PushConsumer",
+    "QueueInfo",
+    "QueueProgress",
     "ReceivedMessage",
     "RetryLater",
+    "Selector",
     "SendResult",
     "SendStatus",
+    "Start",
+    "Strategy",
+    "TopicInfo",
+    "TopicPlace",
+    "Transaction",
     "TransactionState",
 ]

@@ -18,7 +18,7 @@ from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
 from . import lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
-from .config import ClientConfig, check_group, check_topic
+from .config import ClientConfig, Moment, check_group, check_topic, millis
 from .received import RETRY_PREFIX, ReceivedMessage, retry_topic
 from .reports import (
     GroupInfo,
@@ -416,13 +416,13 @@ class Admin:
         topic: str,
         to: Literal["first", "last"] | None = None,
         *,
-        time_ms: int | None = None,
+        time: Moment | None = None,
         offset: int | None = None,
         queue: MessageQueue | None = None,
         force: bool = True,
     ) -> dict[MessageQueue, int]:
         """What `reset_offsets` would reset to."""
-        goal = resets.Goal(to=to, time_ms=time_ms, offset=offset, queue=queue, force=force)
+        goal = resets.Goal(to=to, time_ms=_millis(time), offset=offset, queue=queue, force=force)
         return await self._planned(group, topic, goal)
 
     async def _planned(self, group: str, topic: str, goal: resets.Goal) -> dict[MessageQueue, int]:
@@ -435,7 +435,7 @@ class Admin:
         topic: str,
         to: Literal["first", "last"] | None = None,
         *,
-        time_ms: int | None = None,
+        time: Moment | None = None,
         offset: int | None = None,
         queue: MessageQueue | None = None,
         force: bool = True,
@@ -449,7 +449,7 @@ class Admin:
         10 s for each queue if it is to an offset. RocketMQ 4 can tell them a time only: an offset,
         or one queue, is an Error then.
         """
-        goal = resets.Goal(to=to, time_ms=time_ms, offset=offset, queue=queue, force=force)
+        goal = resets.Goal(to=to, time_ms=_millis(time), offset=offset, queue=queue, force=force)
         planned = await self._planned(group, topic, goal)
         online = set(await self._connections(group))
         return await resets.reset(self._session, group, topic, goal, planned, online=online)
@@ -467,11 +467,16 @@ class Admin:
         key: str,
         *,
         limit: int = 64,
-        begin: int | None = None,
-        end: int | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
     ) -> list[ReceivedMessage]:
-        """The newest, the oldest of them first; stored from `begin` to `end` (milliseconds)."""
-        return await lookups.by_key(self._session, topic, key, limit, begin, end)
+        """The newest, the oldest of them first; stored from `begin` to `end`."""
+        times = _millis(begin), _millis(end)
+        return await lookups.by_key(self._session, topic, key, limit, *times)
+
+
+def _millis(moment: Moment | None) -> int | None:
+    return None if moment is None else millis(moment)
 
 
 def _permission(perm: Perm) -> str:

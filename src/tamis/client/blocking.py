@@ -23,7 +23,7 @@ from ..wire.bodies import MessageQueue, Subscription
 from ._background import Facade, pass_on, result
 from .admin import Admin as AsyncAdmin
 from .cluster import BrokerInfo
-from .config import ClientConfig, ConsumerConfig, ProducerConfig
+from .config import ClientConfig, ConsumerConfig, Moment, ProducerConfig
 from .consumer import Consumer as AsyncConsumer
 from .handling import Handler
 from .outgoing import SendResult
@@ -408,9 +408,9 @@ class Consumer(Facade):
     def seek_to_last(self, *queues: MessageQueue) -> None:
         self._run(self._inner.seek_to_last, *queues)
 
-    def seek_to_time(self, timestamp: int, *queues: MessageQueue) -> None:
+    def seek_to_time(self, moment: Moment, *queues: MessageQueue) -> None:
         """Milliseconds: the first message stored then or later."""
-        self._run(self._inner.seek_to_time, timestamp, *queues)
+        self._run(self._inner.seek_to_time, moment, *queues)
 
     def pause(self, *queues: MessageQueue) -> None:
         self._call(self._inner.pause, *queues)
@@ -438,8 +438,8 @@ class Consumer(Facade):
     def last_offset(self, queue: MessageQueue) -> int:
         return self._run(self._inner.last_offset, queue)
 
-    def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        return self._run(self._inner.offset_at, queue, timestamp)
+    def offset_at(self, queue: MessageQueue, moment: Moment) -> int:
+        return self._run(self._inner.offset_at, queue, moment)
 
 
 class Admin(Facade):
@@ -531,7 +531,7 @@ class Admin(Facade):
         topic: str,
         to: Literal["first", "last"] | None = None,
         *,
-        time_ms: int | None = None,
+        time: Moment | None = None,
         offset: int | None = None,
         queue: MessageQueue | None = None,
         force: bool = True,
@@ -541,7 +541,7 @@ class Admin(Facade):
             group,
             topic,
             to,
-            time_ms=time_ms,
+            time=time,
             offset=offset,
             queue=queue,
             force=force,
@@ -553,7 +553,7 @@ class Admin(Facade):
         topic: str,
         to: Literal["first", "last"] | None = None,
         *,
-        time_ms: int | None = None,
+        time: Moment | None = None,
         offset: int | None = None,
         queue: MessageQueue | None = None,
         force: bool = True,
@@ -563,7 +563,7 @@ class Admin(Facade):
             group,
             topic,
             to,
-            time_ms=time_ms,
+            time=time,
             offset=offset,
             queue=queue,
             force=force,
@@ -578,7 +578,7 @@ class Admin(Facade):
         key: str,
         *,
         limit: int = 64,
-        begin: int | None = None,
-        end: int | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
     ) -> list[ReceivedMessage]:
         return self._run(self._inner.messages_by_key, topic, key, limit=limit, begin=begin, end=end)

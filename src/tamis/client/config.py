@@ -11,14 +11,17 @@ from ..wire.bodies import MessageModel, MessageQueue
 __all__ = [
     "ClientConfig",
     "ConsumerConfig",
+    "Moment",
     "ProducerConfig",
     "Start",
     "Strategy",
     "check_group",
     "check_topic",
+    "millis",
 ]
 
-Start = Literal["first", "last"] | float | datetime
+Moment = float | datetime  # seconds since 1970, or a date and time
+Start = Literal["first", "last"] | Moment
 Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
 
 _KIB: Final = 1024
@@ -101,6 +104,8 @@ class ConsumerConfig(ClientConfig):
             raise ConfigError(
                 f"start = {self.start!r}: it is 'first', 'last', seconds since 1970 or a datetime"
             )
+        if not isinstance(self.start, str):
+            millis(self.start)
         for name in ("suspend", "handler_timeout", "commit_interval", "rebalance_interval"):
             _check(self, name, 0.001, 86_400.0)
         _check(self, "drain", 0.0, 86_400.0)
@@ -126,8 +131,15 @@ class ConsumerConfig(ClientConfig):
         """In milliseconds, if it starts by time."""
         if isinstance(self.start, str):
             return None
-        seconds = self.start.timestamp() if isinstance(self.start, datetime) else self.start
-        return round(seconds * 1000)
+        return millis(self.start)
+
+
+def millis(moment: Moment) -> int:
+    """As the wire has it. Raises ConfigError for what is seconds by no means."""
+    seconds = moment.timestamp() if isinstance(moment, datetime) else moment
+    if not 0 <= seconds < 1e11:  # the year 5138: milliseconds that were taken for seconds
+        raise ConfigError(f"{seconds!r} is no time: it is seconds since 1970, or a datetime")
+    return round(seconds * 1000)
 
 
 def _check(config: object, name: str, low: float, high: float) -> None:

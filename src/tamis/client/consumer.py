@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 from ..errors import ConfigError, Error
 from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
 from . import offsets as offset_queries
-from .config import ConsumerConfig, check_group
+from .config import ConsumerConfig, Moment, check_group, millis
 from .fetching import Pulled, Puller, Stream
 from .membership import Member
 from .offsets import BrokerOffsets, LocalOffsets, Offsets, start_of
@@ -462,11 +462,11 @@ class Consumer:
             self._check_held(queue)
             self._move(queue, await self.last_offset(queue))
 
-    async def seek_to_time(self, timestamp: int, *queues: MessageQueue) -> None:
-        """Milliseconds: to the first message stored then or later."""
+    async def seek_to_time(self, moment: Moment, *queues: MessageQueue) -> None:
+        """To the first message stored then or later."""
         for queue in queues or self.assignment:
             self._check_held(queue)
-            self._move(queue, await self.offset_at(queue, timestamp))
+            self._move(queue, await self.offset_at(queue, moment))
 
     def _check_held(self, queue: MessageQueue) -> None:
         self._session.check()
@@ -543,7 +543,7 @@ class Consumer:
         await self._session.start()
         return await offset_queries.last_offset(self._session, queue)
 
-    async def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        """Of the first message stored at that time (milliseconds) or later."""
+    async def offset_at(self, queue: MessageQueue, moment: Moment) -> int:
+        """Of the first message stored then or later."""
         await self._session.start()
-        return await offset_queries.offset_at(self._session, queue, timestamp)
+        return await offset_queries.offset_at(self._session, queue, millis(moment))
