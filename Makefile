@@ -40,10 +40,11 @@ crash: install  ## a thousand disasters on a store, each followed by recovery; T
 soak: install  ## ten minutes of producers, filtered consumers, members that come and go
 	$(BIN)/python benchmarks/soak.py
 
-bench: install  ## measure; filter engines and broker beside Apache's (needs Java and Maven)
+bench: install  ## measure; filter engines, broker and client beside others (needs Java and Maven)
 	$(BIN)/python benchmarks/bench_filter.py
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_broker.py
+	$(BIN)/python benchmarks/bench_client.py
 
 lock:  ## choose versions anew; needs uv
 	uv pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes \

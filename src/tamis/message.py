@@ -153,20 +153,22 @@ class Message:
         flag: int = 0,
         wait_stored: bool = True,
     ) -> None:
-        """Raises InvalidMessage for properties that RocketMQ would not take or keep."""
+        """Raises InvalidMessage for what RocketMQ would not take or keep."""
         put = object.__setattr__  # it is frozen
         put(self, "topic", topic)
         put(self, "body", body.encode() if isinstance(body, str) else bytes(body))
         put(self, "tags", tags)
-        if keys:
-            keys = (keys,) if isinstance(keys, str) else tuple(one for one in keys if one)
-        put(self, "keys", keys or ())
+        put(self, "keys", _keys(keys) if keys else ())
         put(self, "properties", dict(properties))
         put(self, "delay_level", delay_level)
         put(self, "flag", flag)
         put(self, "wait_stored", wait_stored)
         if properties:
             _check_properties(properties)
+        if tags is not None and not isinstance(tags, str):
+            raise InvalidMessage(f"tags = {tags!r}: it is text")
+        if not isinstance(delay_level, int) or not isinstance(flag, int):
+            raise InvalidMessage(f"delay_level = {delay_level!r}, flag = {flag!r}: whole numbers")
 
     def all_properties(self) -> dict[str, str]:
         """As they travel: with tags, keys and the like among them."""
@@ -179,6 +181,16 @@ class Message:
             made[PropertyName.DELAY] = str(self.delay_level)
         made[PropertyName.WAIT] = "true" if self.wait_stored else "false"
         return made
+
+
+def _keys(keys: str | Sequence[str]) -> tuple[str, ...]:
+    """Blanks are between keys: text with blanks is several."""
+    if isinstance(keys, str):
+        return tuple(keys.split())
+    for one in keys:
+        if not isinstance(one, str) or len(one.split()) != 1:
+            raise InvalidMessage(f"keys: {one!r} is not text without blanks, which separate keys")
+    return tuple(keys)
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:

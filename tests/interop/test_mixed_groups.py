@@ -123,7 +123,11 @@ class PythonMember:
         }
         defaults = {"failing": "", "gate": "", "pause": 0.0, "log": str(self._log)}
         self._tell(json.dumps({**given, "config": config, **defaults, **more}))
-        self.client_id = json.loads(self._answer())
+        try:
+            self._answer()  # it has joined
+        except BaseException:
+            self.end()
+            raise
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from ..errors import ConfigError, Error
+from ..errors import ClientClosed, ConfigError, Error
 from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
 from . import offsets as offset_queries
 from .config import ConsumerConfig, Moment, check_group, millis
@@ -57,6 +57,7 @@ class Inbox(Stream):
         self.bytes = 0
         self.position = offset  # of the next message to be taken
         self.done = offset  # all before it is worked off
+        self.lent = 0  # pieces that are on their way to somebody
         self.committed: int | None = None
 
 
@@ -115,6 +116,7 @@ class Consumer:
         if self._assigned is not None:
             raise ConfigError("a consumer is assigned queues or subscribes to topics, not both")
         self._member.subscribe(subscription(topic, tags, sql))
+        self._pull_anew({topic})
 
     def unsubscribe(self, topic: str) -> None:
         self._member.unsubscribe(topic)
@@ -131,6 +133,14 @@ class Consumer:
         self._assigned_filters = {topic: subscription(topic, tags, sql) for topic in topics}
         if self.started and self._session.is_running:
             self._session.spawn(self._take_up_assigned())
+            self._pull_anew(topics)
+
+    def _pull_anew(self, topics: set[str]) -> None:
+        """A pull that waits at the broker has the old filter, and would pass over what it does not
+        match."""
+        for inbox in self._inboxes.values():
+            if inbox.queue.topic in topics:
+                inbox.begin_anew()
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
@@ -195,6 +205,7 @@ class Consumer:
 
     async def __anext__(self) -> ReceivedMessage:
         """Ends when the consumer is closed."""
+        self._check_started()
         self._settle()
         while True:
             message = self._take_one()
@@ -205,6 +216,7 @@ class Consumer:
 
     async def getmany(self, limit: int = 500, timeout: float = 5.0) -> list[ReceivedMessage]:
         """As many as there are, up to `limit`; none if none come within `timeout` seconds."""
+        self._check_started()
         self._session.check()
         self._settle()
         deadline = time.monotonic() + timeout
@@ -230,21 +242,37 @@ class Consumer:
         """
         from .columns import Chunk, decode
 
-        self._session.check()
-        await asyncio.to_thread(decode, [])  # compiled the first time on a machine: some seconds
+        self._check_started()
+        # wrong columns are told of now; the first time on a machine it compiles, for some seconds
+        await asyncio.to_thread(decode, [], columns=columns, properties=properties)
         while True:
             self._settle()
             taken = await self._take_pieces(rows, linger, idle)
             if not taken:
                 return
-            by_tags: dict[frozenset[str], list[Chunk]] = {}
-            for queue, body in taken:
-                chunk = Chunk(queue.broker_name, queue.topic, body)
-                by_tags.setdefault(self._tags(queue.topic), []).append(chunk)
-            for tags, chunks in by_tags.items():
-                batch = decode(chunks, columns=columns, properties=properties, tags=tags)
-                if batch.num_rows:
-                    yield batch
+            by_tags: dict[frozenset[str], list[tuple[Inbox, _Piece]]] = {}
+            for inbox, piece in taken:
+                by_tags.setdefault(self._tags(inbox.queue.topic), []).append((inbox, piece))
+            try:
+                for tags in list(by_tags):
+                    chunks = [
+                        Chunk(one.queue.broker_name, one.queue.topic, piece.body[piece.at :])
+                        for one, piece in by_tags[tags]
+                    ]
+                    batch = decode(chunks, columns=columns, properties=properties, tags=tags)
+                    self._settle()
+                    for inbox, piece in by_tags.pop(tags):
+                        inbox.lent -= 1
+                        self._hand_out(inbox, piece.next_offset)
+                    if batch.num_rows:
+                        yield batch
+            finally:  # who asked has gone, or decoding failed: nobody saw the rest
+                for inbox, piece in reversed([one for some in by_tags.values() for one in some]):
+                    self._put_back(inbox, piece)
+
+    def _check_started(self) -> None:
+        if not self.started:
+            raise ClientClosed("consumer", started=False)
 
     def _tags(self, topic: str) -> frozenset[str]:
         """For the second, exact look: the broker compares hashes."""
@@ -278,8 +306,9 @@ class Consumer:
 
     async def _take_pieces(
         self, rows: int, linger: float, idle: float | None
-    ) -> list[tuple[MessageQueue, bytes]]:
-        """What is left of answers of pulls; none if there will be no more."""
+    ) -> list[tuple[Inbox, _Piece]]:
+        """What is left of answers of pulls, lent: it is to be handed out or put back. None if there
+        will be no more."""
         found: list[tuple[Inbox, _Piece]] = []
         count = size = 0
         deadline = None if idle is None else time.monotonic() + idle
@@ -291,20 +320,19 @@ class Consumer:
                         continue
                     if not found:
                         deadline = time.monotonic() + linger
-                    found.append((inbox, self._finish_piece(inbox)))
+                    piece = self._finish_piece(inbox)
+                    inbox.lent += 1
+                    found.append((inbox, piece))
                     if inbox.pieces:
                         self._turns.append(inbox)
-                    count += found[-1][1].count
-                    size += len(found[-1][1].body)
+                    count += piece.count
+                    size += len(piece.body)
                 if count >= rows or size >= _MOST_BYTES or not await self._wait(deadline):
-                    break
-        except BaseException:  # cancelled, for one: nobody was given it
+                    return found
+        except BaseException:  # cancelled, for one
             for inbox, piece in reversed(found):
                 self._put_back(inbox, piece)
             raise
-        for inbox, piece in found:
-            self._hand_out(inbox, piece.next_offset)
-        return [(inbox.queue, piece.body[piece.at :]) for inbox, piece in found]
 
     def _finish_piece(self, inbox: Inbox) -> _Piece:
         piece = inbox.pieces.popleft()
@@ -317,6 +345,7 @@ class Consumer:
         if not inbox.pieces:
             self._turns.append(inbox)
         inbox.pieces.appendleft(piece)
+        inbox.lent -= 1
         inbox.count += piece.count
         inbox.bytes += len(piece.body)
 
@@ -413,7 +442,7 @@ class Consumer:
             )
         count = min(max(pulled.next_offset - pulled.offset, 0), self.config.pull_size)
         if not pulled.body:
-            if not inbox.pieces:  # all before was handed out: what did not match is passed
+            if not inbox.pieces and not inbox.lent:  # what did not match is passed
                 inbox.position = pulled.next_offset
                 if inbox.queue not in self._taken:
                     inbox.done = pulled.next_offset

@@ -195,6 +195,7 @@ class Stream:
         self._last_count = 0  # messages of the last answer, if nothing is filtered
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
+        self._begin: Callable[[], None] = lambda: None
 
     def changed(self) -> None:
         self._changed.set()
@@ -207,7 +208,17 @@ class Stream:
         take: Callable[["Stream", Pulled], None],
         give_up: Callable[[Exception], None],
     ) -> None:
-        self._task = session.spawn(self._follow(session, puller, subscription, take, give_up))
+        def follow() -> None:
+            self._task = session.spawn(self._follow(session, puller, subscription, take, give_up))
+
+        self._begin = follow
+        follow()
+
+    def begin_anew(self) -> None:
+        """From where it is; what is asked for at present is not waited for."""
+        if self._task is not None and not self.is_dropped:
+            self._task.cancel()
+            self._begin()
 
     def drop(self) -> None:
         self.is_dropped = True
@@ -270,20 +281,23 @@ class Stream:
                 continue
             except ResponseError as error:
                 if isinstance(error, _FATAL) and not self.has_pulled:
-                    give_up(error)
+                    why = f"topic {self.queue.topic} can't be read: {error.remark}"
+                    if isinstance(error, NoPermission):
+                        why += "; who runs the broker can allow it, to the topic or to the group"
+                    give_up(ResponseError.of(error.code, why))
                     return
                 if error.code in _UNKNOWN_TO_BROKER and failures < 10:
                     failures += 1
                     await session.heartbeat()
                     await asyncio.sleep(_SHORT_PAUSE * failures)
                     continue
-                why: Exception = error
+                last: Exception = error
             except (Error, TimeoutError) as error:
-                why = error
+                last = error
             except Exception as error:  # the edge: a queue is not to be left because of one answer
                 log.exception("%s", self.queue)
-                why = error
+                last = error
             if failures % 60 == 0:  # once a minute
-                log.warning("%s: not read, tried again: %s", self.queue, why)
+                log.warning("%s: not read, tried again: %s", self.queue, last)
             failures += 1
             await asyncio.sleep(_PAUSE)

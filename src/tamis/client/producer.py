@@ -417,11 +417,7 @@ class _Sending:
         # what has to be in order is not to overtake what waits for the connection
         if queues and (self._place is None or not producer._line):
             try:
-                queue = (
-                    producer._choose(queues, self._last)
-                    if self._place is None
-                    else self._place(queues)
-                )
+                queue = self._choose(queues)
             except Exception as error:  # a selector's own
                 self._settle(error)
                 return
@@ -441,8 +437,7 @@ class _Sending:
             async with asyncio.timeout_at(self._deadline):
                 producer, session = self._producer, self._producer._session
                 queues = await producer.queues_to_send(self._outgoing.topic)
-                place = self._place
-                queue = producer._choose(queues, self._last) if place is None else place(queues)
+                queue = self._choose(queues)
                 broker = queue.broker_name
                 address = await session.routes.master(broker)
                 peer = await session.peer(address)
@@ -455,6 +450,14 @@ class _Sending:
             raise
         else:
             self._write(queue, peer)
+
+    def _choose(self, queues: list[MessageQueue]) -> MessageQueue:
+        if self._place is None:
+            return self._producer._choose(queues, self._last)
+        queue = self._place(queues)
+        if not isinstance(queue, MessageQueue):
+            raise InvalidMessage(f"the selector gave {queue!r}: it is to give one of the queues")
+        return queue
 
     def abandon(self) -> None:
         """The producer is closed."""
