@@ -156,7 +156,7 @@ class Message:
         """Raises InvalidMessage for what RocketMQ would not take or keep."""
         put = object.__setattr__  # it is frozen
         put(self, "topic", topic)
-        put(self, "body", body.encode() if isinstance(body, str) else bytes(body))
+        put(self, "body", _utf8("body", body) if isinstance(body, str) else bytes(body))
         put(self, "tags", tags)
         put(self, "keys", _keys(keys) if keys else ())
         put(self, "properties", dict(properties))
@@ -167,8 +167,9 @@ class Message:
             _check_properties(properties)
         if tags is not None and not isinstance(tags, str):
             raise InvalidMessage(f"tags = {tags!r}: it is text")
-        if not isinstance(delay_level, int) or not isinstance(flag, int):
-            raise InvalidMessage(f"delay_level = {delay_level!r}, flag = {flag!r}: whole numbers")
+        for name, number in ("delay_level", delay_level), ("flag", flag):
+            if not isinstance(number, int) or not -(2**31) <= number < 2**31:
+                raise InvalidMessage(f"{name} = {number!r}: it is a whole number of 32 bits")
 
     def all_properties(self) -> dict[str, str]:
         """As they travel: with tags, keys and the like among them."""
@@ -181,6 +182,13 @@ class Message:
             made[PropertyName.DELAY] = str(self.delay_level)
         made[PropertyName.WAIT] = "true" if self.wait_stored else "false"
         return made
+
+
+def _utf8(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{name}: {error.reason}, at {error.start}") from None
 
 
 def _keys(keys: str | Sequence[str]) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ async def main():
 
     async def handle(message):
         if gate and message.text == "held":
+            open(gate + ".reached", "w").close()
             while not os.path.exists(gate):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(given["pause"])
@@ -569,6 +570,7 @@ def test_ordered_members_of_both_kinds_never_have_a_queue_at_a_time(
         # The last queue is to be the Java member's, but a message of it is still being handled.
         group.send_rows({"topic": group.topic, "body": "held", "queue": 3})
         group.send(each=1, queues=[3])
+        wait_for(gate.with_suffix(".reached").exists, bool, PATIENCE)
         java = group.add_java("b-java")
         wait_for(lambda: group.members["a-python"].share(group.topic), lambda s: s == [0, 1])
         more = group.send(each=5, queues=[0, 1])

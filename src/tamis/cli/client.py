@@ -211,6 +211,8 @@ def _object(line: bytes) -> dict[str, Any]:
         _checked(json.dumps(said, ensure_ascii=False))
     except ValueError as error:  # no JSON, or no UTF-8
         raise InvalidMessage(f"it is no JSON: {error}") from None
+    except RecursionError:
+        raise InvalidMessage("it is nested too deeply") from None
     if not isinstance(said, dict):
         raise InvalidMessage('it is no object: write {"body": ...}')
     return said

@@ -57,6 +57,9 @@ tamis.add_command(store_group)
 
 
 def main() -> None:
+    for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
+        if getattr(sys, name) is None:  # closed by whoever called: its number is not for a socket
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
             stream, io.TextIOWrapper

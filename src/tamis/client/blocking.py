@@ -159,7 +159,7 @@ class Producer(Facade):
         return self._run(self._inner.request, message, timeout=timeout)
 
     def reply(
-        self, request: ReceivedMessage, body: bytes, *, tags: str | None = None
+        self, request: ReceivedMessage, body: bytes | str, *, tags: str | None = None
     ) -> SendResult:
         return self._run(self._inner.reply, request, body, tags=tags)
 

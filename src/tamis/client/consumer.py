@@ -20,7 +20,7 @@ from . import offsets as offset_queries
 from .config import ConsumerConfig, Moment, check_group, millis
 from .fetching import Pulled, Puller, Stream
 from .membership import Member
-from .offsets import BrokerOffsets, LocalOffsets, Offsets, start_of
+from .offsets import BrokerOffsets, LocalOffsets, Offsets, starts
 from .received import ReceivedMessage, decode_one
 from .remote import Remote
 from .session import Session, every
@@ -150,6 +150,8 @@ class Consumer:
 
     async def start(self) -> None:
         """Raises Unreachable, TopicNotFound, SubscriptionMismatch, ResponseError."""
+        if self.started:
+            raise Error("the consumer is started already")
         if self._assigned is None and not self._member.subscriptions:
             raise ConfigError(
                 f"group {self.group}: it reads nothing; call subscribe or assign first"
@@ -159,10 +161,16 @@ class Consumer:
         try:
             if self._assigned is None:
                 await self._member.join()
+                self._session.check()  # it may be closed by now
             else:
                 for topic in self._assigned_filters:
                     await self._session.routes.get(topic)
                 await self._take_up_assigned()
+                for queue in self._assigned[:1]:
+                    if not self._inboxes:  # none could be taken up: say why
+                        await self._session.peer(
+                            await self._session.routes.master(queue.broker_name)
+                        )
         except BaseException:
             await self._session.close()
             raise
@@ -387,14 +395,8 @@ class Consumer:
         return self._inboxes.keys()
 
     async def gain(self, queues: list[MessageQueue]) -> None:
-        for queue in queues:
-            try:
-                offset = await self._offsets.load(queue)
-                if offset is None:
-                    offset = await start_of(self._session, queue, self.config)
-            except (Error, TimeoutError) as error:
-                log.warning("%s: not taken up yet: %s", queue, error)
-                continue
+        found = await starts(self._session, self._offsets, queues, self.config)
+        for queue, offset in found.items():
             self._take_up(queue, offset)
 
     async def _take_up_assigned(self) -> None:
@@ -404,6 +406,8 @@ class Consumer:
             await self.gain(sorted(wanted - held))
 
     def _take_up(self, queue: MessageQueue, offset: int, *, paused: bool = False) -> None:
+        if (old := self._inboxes.get(queue)) is not None:
+            old.drop()
         inbox = self._inboxes[queue] = Inbox(queue, offset)
         inbox.is_paused = paused
         inbox.begin(self._session, self._puller, self._filter, self._came, self._fail)
@@ -418,11 +422,12 @@ class Consumer:
 
     async def restart(self, offsets: dict[MessageQueue, int]) -> None:
         """From other offsets, forwards or back, as an operator has it."""
-        for queue, offset in offsets.items():
-            if queue in self._inboxes:
-                log.warning("%s: reset to %d", queue, offset)
-                self._move(queue, offset)
-                await self._offsets.save({queue: offset})
+        async with self._member.balancing:
+            for queue, offset in offsets.items():
+                if queue in self._inboxes:
+                    log.warning("%s: reset to %d", queue, offset)
+                    self._move(queue, offset)
+            await self._save()
 
     def _move(self, queue: MessageQueue, offset: int) -> None:
         inbox = self._inboxes[queue]
@@ -457,7 +462,12 @@ class Consumer:
 
     def _limit(self, inbox: Inbox) -> None:
         config = self.config
-        was, inbox.room = inbox.is_full, config.max_queue_messages - inbox.count
+        was = inbox.is_full
+        each = inbox.bytes // inbox.count + 1 if inbox.count else 1
+        inbox.room = min(
+            config.max_queue_messages - inbox.count,
+            (config.max_queue_bytes - inbox.bytes) // each,
+        )
         inbox.is_full = (
             inbox.count >= config.max_queue_messages or inbox.bytes >= config.max_queue_bytes
         )

@@ -16,7 +16,7 @@ _AVOIDANCE: Final = (
     (1.0, 60.0),
     (0.55, 30.0),
 )
-_FAILURE: Final = 30.0  # seconds a failed send counts as, where it is not known to be shorter
+_FAILURE: Final = 30.0  # seconds: one that failed may be back soon
 
 
 class Faults:
@@ -34,7 +34,7 @@ class Faults:
         self._slow.pop(broker, None)
 
     def note_failure(self, broker: str) -> None:
-        self.note(broker, _FAILURE)
+        self._slow[broker] = (_FAILURE, self._now() + _FAILURE)
 
     def is_avoided(self, broker: str) -> bool:
         known = self._slow.get(broker)

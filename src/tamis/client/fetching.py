@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import (
-    ConsumerOffline,
     Error,
     GroupNotFound,
     NoPermission,
     ResponseError,
-    TopicNotFound,
     Unreachable,
 )
 from ..filter.tags import ALL
@@ -45,7 +43,7 @@ _UNKNOWN_TO_BROKER: Final = frozenset(
     )
 )
 # Not mended by trying again, if it is the first thing a broker says.
-_FATAL: Final = (NoPermission, GroupNotFound, TopicNotFound, ConsumerOffline)
+_FATAL: Final = (NoPermission, GroupNotFound)
 _PAUSE: Final = 1.0  # seconds before a pull that failed is tried again
 _SHORT_PAUSE: Final = 0.1
 _AHEAD: Final = 4  # pulls of a queue at once
@@ -78,6 +76,7 @@ class Puller:
         self._flag = int(PullFlag.SUSPEND) if config.hold else 0
         if posts:
             self._flag |= int(PullFlag.SUBSCRIPTION | PullFlag.LITE_PULL)
+        self.has_answers = False  # of any queue: the group may read
         self._brokers: dict[MessageQueue, int] = {}  # which broker id is to be asked, if said so
 
     async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription) -> Pulled:
@@ -128,8 +127,11 @@ class Puller:
             except Exception as error:
                 waiting.set_exception(error)
 
+        began = time.monotonic()
+
         def expire() -> None:
             peer.forget(opaque)
+            peer.doubt(began)
             if not waiting.done():
                 waiting.set_exception(TimeoutError(f"the broker at {peer} did not answer a pull"))
 
@@ -191,7 +193,6 @@ class Stream:
         self.room = 0  # messages that can come before it is full
         self.min_offset = self.max_offset = 0
         self.last_pull = time.time()
-        self.has_pulled = False
         self._last_count = 0  # messages of the last answer, if nothing is filtered
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
@@ -225,8 +226,10 @@ class Stream:
         if self._task is not None:
             self._task.cancel()
 
-    def _take(self, pulled: Pulled, take: Callable[["Stream", Pulled], None]) -> None:
-        self.has_pulled = True
+    def _take(
+        self, puller: Puller, pulled: Pulled, take: Callable[["Stream", Pulled], None]
+    ) -> None:
+        puller.has_answers = True
         self.min_offset, self.max_offset = pulled.min_offset, pulled.max_offset
         take(self, pulled)  # if that fails it is asked for again: nothing is passed over
         self.next_offset = pulled.next_offset
@@ -248,10 +251,11 @@ class Stream:
                 pulled = await pull
                 if pulled.offset != self.next_offset:
                     break  # the one before was not answered in full after all
-                self._take(pulled, take)
+                self._take(puller, pulled, take)
         finally:
             for pull in pulls:
-                pull.cancel()
+                if not pull.cancel() and not pull.cancelled():
+                    pull.exception()  # what one met, the others did too
         return bool(pulls)
 
     async def _follow(
@@ -275,12 +279,15 @@ class Stream:
             self.last_pull = time.time()
             try:
                 if not await self._pull_ahead(puller, wanted, take):
+                    began = time.monotonic()
                     pulled = await puller.pull(self.queue, self.next_offset, wanted)
-                    self._take(pulled, take)
+                    self._take(puller, pulled, take)
+                    if not self._last_count and time.monotonic() - began < _SHORT_PAUSE:
+                        await asyncio.sleep(_SHORT_PAUSE)  # a broker that does not wait for more
                 failures = 0
                 continue
             except ResponseError as error:
-                if isinstance(error, _FATAL) and not self.has_pulled:
+                if isinstance(error, _FATAL) and not puller.has_answers:
                     why = f"topic {self.queue.topic} can't be read: {error.remark}"
                     if isinstance(error, NoPermission):
                         why += "; who runs the broker can allow it, to the topic or to the group"

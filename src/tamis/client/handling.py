@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any, Final
 
+from ..errors import ConfigError
 from .received import ReceivedMessage
 
 __all__ = ["ConsumeStatus", "Handler", "Handlers", "RetryLater", "Verdict"]
@@ -27,6 +28,8 @@ class RetryLater(Exception):
 
     def __init__(self, delay_level: int = 0) -> None:
         super().__init__(delay_level)
+        if not isinstance(delay_level, int) or delay_level < -1:
+            raise ConfigError(f"RetryLater({delay_level!r}): it takes -1, 0 or a delay level")
         self.delay_level = delay_level
 
 
@@ -104,7 +107,11 @@ class Handlers:
     async def _in_thread(self, handler: Handler, argument: Any) -> Any:
         thread = self._idle.pop() if self._idle else _Thread()
         done = thread.run(handler, argument)
-        finished, _ = await asyncio.wait([done], timeout=self._timeout)
+        try:
+            finished, _ = await asyncio.wait([done], timeout=self._timeout)
+        except asyncio.CancelledError:
+            thread.abandon()
+            raise
         if not finished:
             self.abandoned += 1
             thread.abandon()
@@ -172,7 +179,7 @@ class _Thread:
 def _settle(done: "asyncio.Future[Any]", said: Any, error: BaseException | None) -> None:
     if done.done():
         return
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
         done.set_exception(error)
     elif error is not None:
         done.set_exception(RuntimeError(f"the handler ended with {error!r}"))

@@ -7,6 +7,7 @@ So ours have to come to the same end as RocketMQ's own clients: see `assign`.
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -87,10 +88,11 @@ class Member:
         self._on_error = on_error
         self._strategy = _strategy(config)
         self._wake = asyncio.Event()
-        self._balancing = asyncio.Lock()
+        self.balancing = asyncio.Lock()
         self._warned: set[tuple[str, str, str]] = set()
         self._is_joined = False
         self._comparisons = 0
+        self._complaint = ""
         session.consumer = self._data
         session.topics = lambda: set(self.subscriptions)
         session.listeners[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._notified
@@ -145,6 +147,7 @@ class Member:
         await self._compare(await self._other_members())
         self._is_joined = True
         await self.session.heartbeat()
+        await self._check_reached()
         await self._check_known()
         await self.rebalance()
         self.session.spawn(self._run())
@@ -164,6 +167,12 @@ class Member:
             if "not support" in error.remark:
                 why += "; set enablePropertyFilter=true there, it is off by default"
             raise ResponseError.of(error.code, why) from error
+
+    async def _check_reached(self) -> None:
+        """Raises Unreachable if no broker of its topics can be talked to."""
+        found = [address for _, address in self.session.routes.addresses(masters_only=False)]
+        if found and not any(address in self.session.versions for address in found):
+            await self.session.peer(found[0])
 
     async def _check_known(self) -> None:
         """A broker of 5.x that may not make groups says nothing to the heartbeat of one it does not
@@ -251,7 +260,7 @@ class Member:
 
     async def rebalance(self) -> None:
         """Takes up and gives up queues. What can't be found out leaves a topic as it is."""
-        async with self._balancing:
+        async with self.balancing:
             before = set(self._owner.held)
             wanted = set[MessageQueue]()
             self._is_settled = True
@@ -316,24 +325,38 @@ class Member:
         return sorted({queue for share in shares for queue in share})
 
     async def _member_ids(self, topic: str) -> list[str]:
-        address = self._any_broker(topic)
-        if address is None:
-            return []
+        """All that any broker of the topic knows: a broker that was just added knows few."""
+        route = self.session.routes.known(topic)
+        names = [one.broker_name for one in route.brokers] if route is not None else []
+        found = [at for one in names if (at := self.session.routes.any_address(one)) is not None]
+        answering = [address for address in found if address in self.session.versions]
+        lists = await asyncio.gather(*map(self._members_at, answering or found))
+        most: Counter[str] = Counter()
+        for ids in lists:
+            most |= Counter(ids)  # one that a broker lists twice counts twice
+        return sorted(most.elements())
+
+    async def _members_at(self, address: str) -> list[str]:
         header = headers.OfConsumerGroup(consumer_group=self.group)
         code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
         try:
             answer = await self.session.ask(address, header, code=code)
-            return sorted(beans.decode(ConsumerIds, answer.body).ids)
+            self._complaint = ""
+            return beans.decode(ConsumerIds, answer.body).ids
         except (Error, TimeoutError, ValueError) as error:
-            log.warning("group %s: its members are not known: %s", self.group, error)
+            level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
+            self._complaint = str(error)  # once is enough
+            log.log(level, "group %s: its members are not known: %s", self.group, error)
             return []
 
     def _any_broker(self, topic: str) -> str | None:
         route = self.session.routes.known(topic)
         if route is None or not route.brokers:
             return None
-        name = random.choice(route.brokers).broker_name
-        return self.session.routes.any_address(name)
+        names = random.sample(route.brokers, len(route.brokers))
+        found = [self.session.routes.any_address(one.broker_name) for one in names]
+        answering = [address for address in found if address in self.session.versions]
+        return (answering or found)[0]
 
     # Whether all members want the same
 

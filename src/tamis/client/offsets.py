@@ -5,7 +5,7 @@ each do all of it.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -27,6 +27,7 @@ __all__ = [
     "last_offset",
     "offset_at",
     "start_of",
+    "starts",
 ]
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class BrokerOffsets:
     def __init__(self, session: "Session", group: str) -> None:
         self._session = session
         self._group = group
-        self._saving = asyncio.Lock()
+        self._saving: dict[str, asyncio.Lock] = {}  # by broker
 
     async def load(self, queue: MessageQueue) -> int | None:
         header = headers.QueryConsumerOffset(
@@ -60,17 +61,9 @@ class BrokerOffsets:
         return headers.OffsetResponse.from_fields(answer.fields).offset
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """One after the other: of a group's first ones that come at the same time Apache's brokers
-        may lose some (`ConsumerOffsetManager.commitOffset`)."""
-        failed: Exception | None = None
-        for queue, offset in offsets.items():
-            try:
-                async with self._saving:
-                    await self._save(queue, offset)
-            except (Error, TimeoutError) as error:
-                failed = failed or error  # those of other brokers may be saved all the same
-        if failed is not None:
-            raise failed
+        """Those of a broker one after the other: of a group's first ones that come at the same time
+        Apache's may lose some (`ConsumerOffsetManager.commitOffset`)."""
+        await _by_broker(offsets, lambda queue: self._save(queue, offsets[queue]))
 
     async def _save(self, queue: MessageQueue, offset: int) -> None:
         header = headers.UpdateConsumerOffset(
@@ -79,8 +72,52 @@ class BrokerOffsets:
             queue_id=queue.queue_id,
             commit_offset=offset,
         )
-        address = await self._session.routes.master(queue.broker_name)
-        await self._session.ask(address, header)
+        async with self._saving.setdefault(queue.broker_name, asyncio.Lock()):
+            address = await self._session.routes.master(queue.broker_name)
+            await self._session.ask(address, header)
+
+
+async def _by_broker(
+    queues: Iterable[MessageQueue], work: Callable[[MessageQueue], Awaitable[None]]
+) -> None:
+    """Brokers at the same time, the queues of each one after the other; one that can't be talked to
+    is not asked again. Raises what went wrong first, when all else is done."""
+    of_broker: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        of_broker.setdefault(queue.broker_name, []).append(queue)
+
+    async def work_off(some: list[MessageQueue]) -> Exception | None:
+        failed: Exception | None = None
+        for queue in some:
+            try:
+                await work(queue)
+            except ResponseError as error:
+                failed = failed or error
+            except (Error, TimeoutError) as error:
+                return error
+        return failed
+
+    failures = await asyncio.gather(*map(work_off, of_broker.values()))
+    for failure in failures:
+        if failure is not None:
+            raise failure
+
+
+async def starts(
+    session: "Session", offsets: Offsets, queues: list[MessageQueue], config: ConsumerConfig
+) -> dict[MessageQueue, int]:
+    """Where to begin, of those queues of which it can be found out now."""
+    found: dict[MessageQueue, int] = {}
+
+    async def find(queue: MessageQueue) -> None:
+        offset = await offsets.load(queue)
+        found[queue] = await start_of(session, queue, config) if offset is None else offset
+
+    try:
+        await _by_broker(queues, find)
+    except (Error, TimeoutError) as error:
+        log.warning("%d queues are not taken up yet: %s", len(queues) - len(found), error)
+    return found
 
 
 _FILE: Final = "offsets.json"
@@ -95,6 +132,7 @@ class LocalOffsets:
         root = Path(directory) if directory else Path.home() / ".rocketmq_offsets"
         self._path = root / client_id / group / _FILE
         self._offsets = self._read()
+        self._saving = asyncio.Lock()
 
     def _read(self) -> dict[MessageQueue, int]:
         for path in (self._path, self._path.with_name(_FILE + ".bak")):
@@ -112,10 +150,11 @@ class LocalOffsets:
     async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Those of other queues stay as they are."""
         self._offsets.update(offsets)
-        try:
-            await asyncio.to_thread(self._write, dict(self._offsets))
-        except OSError as error:
-            raise Error(f"{self._path}: {error.strerror}") from error
+        async with self._saving:
+            try:
+                await asyncio.to_thread(self._write, dict(self._offsets))
+            except OSError as error:
+                raise Error(f"{self._path}: {error.strerror}") from error
 
     def _write(self, offsets: dict[MessageQueue, int]) -> None:
         path = self._path

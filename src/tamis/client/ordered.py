@@ -8,6 +8,8 @@ after 30 s without an answer.
 import asyncio
 import logging
 import time
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ..errors import Error
@@ -90,25 +92,32 @@ async def consume_in_order(consumer: "PushConsumer", work: "WorkQueue") -> None:
             if time.monotonic() >= work.locked_until:
                 await asyncio.sleep(_LOOK_AGAIN)
             continue
-        size = min(config.handler_batch, len(work.waiting))
-        messages = [work.waiting[n] for n in range(size)]
+        first = islice(work.waiting, config.handler_batch)
+        _, alike = next(groupby(first, key=attrgetter("topic")))  # each topic has its handler
+        messages = list(alike)
         async with consumer.slot():
             if work.is_dropped or consumer.is_draining:
                 return
-            is_consumed, _ = await consumer.call(messages)
+            if time.monotonic() >= work.locked_until:
+                continue  # it was lost while others were handled
+            is_consumed, level = await consumer.call(messages)
         if is_consumed:
             consumer.done(work, messages)
-        elif not await _put_aside(consumer, work, messages):
+        elif not await _put_aside(consumer, work, messages, at_once=level == -1):
             await _pause(work, config.suspend)
 
 
 async def _put_aside(
-    consumer: "PushConsumer", work: "WorkQueue", messages: list[ReceivedMessage]
+    consumer: "PushConsumer",
+    work: "WorkQueue",
+    messages: list[ReceivedMessage],
+    *,
+    at_once: bool,
 ) -> bool:
     """Those that failed too often go to the dead letter topic; whether all did."""
     gone = []
     for message in messages:
-        if message.reconsume_times >= consumer.max_reconsume_times:
+        if at_once or message.reconsume_times >= consumer.max_reconsume_times:
             if await consumer.dead_letter(message):
                 gone.append(message)
         else:

@@ -142,6 +142,11 @@ def _block(named: dict[str, str], message: Message) -> str:
         raise InvalidMessage(
             f"a message to {message.topic} has a \\x01 or \\x02: these separate properties"
         )
+    try:
+        block.encode()
+    except UnicodeEncodeError as error:
+        why = f"a message to {message.topic} has properties that are no text: {error.reason}"
+        raise InvalidMessage(why) from None
     if len(block) * 3 > _MAX_PROPERTIES and len(block.encode()) > _MAX_PROPERTIES:
         raise InvalidMessage(
             f"a message to {message.topic} has {len(block.encode())} bytes of properties:"

@@ -71,7 +71,9 @@ class Producer:
         self._in_flight = 0
         self._backlog: deque[_Sending] = deque()
         self._idle = asyncio.Event()
-        self._line: deque[_Sending] = deque()  # in order, for a route or a connection
+        # In order, those that wait for a route or a connection: by topic, by broker.
+        self._lines: dict[tuple[str, str], deque[_Sending]] = {}
+        self._is_closing = False
         self._transactions = Transactions(self._session, group, check)
         self._replies = Replies(self._session)
 
@@ -84,6 +86,8 @@ class Producer:
     async def start(self) -> None:
         """Raises Unreachable if no name server can be talked to."""
         session = self._session
+        if session.is_running:
+            raise Error("the producer is started already")
         await session.start()
         try:
             await session.routes.get(self.config.default_topic)
@@ -95,7 +99,8 @@ class Producer:
         await session.heartbeat()
 
     async def close(self) -> None:
-        """Waits for what is being sent."""
+        """Waits for what is being sent; what is sent from now on is refused."""
+        self._is_closing = True
         if self._session.is_running:
             while self._in_flight:
                 self._idle.clear()
@@ -159,6 +164,8 @@ class Producer:
         """Written to the connection, and no more is known of it."""
         outgoing = prepare(message, self.config, self._keys)
         place = _place(message, queue, key, selector)
+        while place is not None and self._lines:
+            await asyncio.sleep(0.001)  # not to overtake what was sent before
         chosen, peer = await self._find(outgoing.topic, place, None)
         request = self._request(outgoing, chosen)
         request.flag = CommandFlag.ONEWAY
@@ -239,7 +246,7 @@ class Producer:
         return await self._replies.ask(message, timeout, self._send_request)
 
     async def reply(
-        self, request: ReceivedMessage, body: bytes, *, tags: str | None = None
+        self, request: ReceivedMessage, body: bytes | str, *, tags: str | None = None
     ) -> SendResult:
         """To a message that came by `request`, of any client of RocketMQ's."""
         message, more, code = self._replies.to(request, body, tags)
@@ -250,7 +257,7 @@ class Producer:
 
     async def _send_request(self, message: Message, more: Fields, timeout: float) -> None:
         await self.queues_to_send(message.topic)
-        await self._session.heartbeat()  # a broker must know us to give us the reply
+        await self._session.greet_new(timeout / 3)  # a broker must know us to give us the reply
         await self._submit(prepare(message, self.config, self._keys, more), None, timeout)
 
     # One request on its way
@@ -258,7 +265,7 @@ class Producer:
     def _submit(
         self, outgoing: Outgoing, place: "_Place | None", timeout: float | None
     ) -> "asyncio.Future[Any]":
-        self._session.check()
+        self._check()
         sending = _Sending(self, outgoing, place, timeout or self.config.timeout)
         if self._in_flight >= self.config.max_in_flight:
             self._backlog.append(sending)
@@ -267,29 +274,37 @@ class Producer:
             sending.begin()
         return sending.future
 
+    def _check(self) -> None:
+        self._session.check()
+        if self._is_closing:
+            raise ClientClosed("producer", started=True)
+
     def _done(self) -> None:
         if self._backlog:
-            self._backlog.popleft().begin()
+            asyncio.get_running_loop().call_soon(self._backlog.popleft().begin)
             return
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
 
-    def _line_up(self, sending: "_Sending") -> None:
+    def _line_up(self, name: tuple[str, str], sending: "_Sending") -> None:
         """Those that have to be in order wait one behind the other."""
-        self._line.append(sending)
-        if len(self._line) == 1:
-            self._session.spawn(self._work_off_line())
+        line = self._lines.setdefault(name, deque())
+        line.append(sending)
+        if len(line) == 1:
+            self._session.spawn(self._work_off(name, line))
 
-    async def _work_off_line(self) -> None:
+    async def _work_off(self, name: tuple[str, str], line: "deque[_Sending]") -> None:
         try:
-            while self._line:
-                await self._line[0].attempt_slowly()
-                self._line.popleft()
+            while line:
+                await line[0].attempt_slowly()
+                line.popleft()
         except asyncio.CancelledError:
-            for sending in list(self._line)[1:]:
+            for sending in list(line)[1:]:
                 sending.abandon()
             raise
+        finally:
+            del self._lines[name]
 
     async def queues_to_send(self, topic: str) -> list[MessageQueue]:
         """Those of a topic, or those it will be given when the first message comes."""
@@ -314,7 +329,7 @@ class Producer:
     async def _find(
         self, topic: str, place: "_Place | None", last: str | None
     ) -> tuple[MessageQueue, Peer]:
-        self._session.check()
+        self._check()
         queues = await self.queues_to_send(topic)
         queue = self._choose(queues, last) if place is None else place(queues)
         address = await self._session.routes.master(queue.broker_name)
@@ -375,6 +390,7 @@ class _Sending:
     __slots__ = (
         "_attempts",
         "_began",
+        "_broker",
         "_deadline",
         "_last",
         "_loop",
@@ -401,6 +417,7 @@ class _Sending:
         self._attempts = 1 if place is not None else 1 + producer.config.retries
         self._tried: list[str] = []
         self._last: str | None = None
+        self._broker = ""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.future: asyncio.Future[Any] = self._loop.create_future()
@@ -411,37 +428,46 @@ class _Sending:
         self._attempt()
 
     def _attempt(self) -> None:
-        """At once if the route is known and the broker connected; else in a task."""
+        """At once if the route is known and the broker connected; else in a task, or in line."""
         producer, session = self._producer, self._producer._session
-        queues = session.routes.known_for_sending(self._outgoing.topic)
-        # what has to be in order is not to overtake what waits for the connection
-        if queues and (self._place is None or not producer._line):
+        if self.future.cancelled():  # whoever sent it has given up
+            self._producer._done()
+            return
+        topic = self._outgoing.topic
+        queues = session.routes.known_for_sending(topic)
+        line = ("topic", topic)
+        if queues and line not in producer._lines:
             try:
                 queue = self._choose(queues)
             except Exception as error:  # a selector's own
                 self._settle(error)
                 return
+            line = ("broker", queue.broker_name)
             address = session.routes.known_address(queue.broker_name)
             peer = session.known_peer(address) if address is not None else None
-            if peer is not None:
+            is_free = self._place is None or line not in producer._lines
+            if peer is not None and not peer.is_full and is_free:
                 self._write(queue, peer)
                 return
         if self._place is None:
             session.spawn(self.attempt_slowly())
-        else:
-            producer._line_up(self)
+        else:  # what has to be in order is not to overtake what waits
+            producer._line_up(line, self)
 
     async def attempt_slowly(self) -> None:
         broker = ""
         try:
+            producer, session = self._producer, self._producer._session
             async with asyncio.timeout_at(self._deadline):
-                producer, session = self._producer, self._producer._session
                 queues = await producer.queues_to_send(self._outgoing.topic)
                 queue = self._choose(queues)
                 broker = queue.broker_name
-                address = await session.routes.master(broker)
-                peer = await session.peer(address)
+            async with asyncio.timeout(self._share()):
+                peer = await session.peer(await session.routes.master(broker))
+                await peer.drained()  # one that hangs is given no more
         except (ConnectionError, TimeoutError) as error:
+            if broker:
+                self._producer._faults.note_failure(broker)
             self._failed(broker, _said(error, self._timeout))
         except Exception as error:
             self._settle(error)
@@ -451,12 +477,22 @@ class _Sending:
         else:
             self._write(queue, peer)
 
+    def _share(self) -> float:
+        """Of the time that is left: so that another broker can be tried if this one hangs."""
+        left = max(self._deadline - self._loop.time(), 0.0)
+        if len(self._tried) + 1 < self._attempts and self._has_others_than(self._broker):
+            return left / 2
+        return left
+
     def _choose(self, queues: list[MessageQueue]) -> MessageQueue:
         if self._place is None:
-            return self._producer._choose(queues, self._last)
+            queue = self._producer._choose(queues, self._last)
+            self._broker = queue.broker_name
+            return queue
         queue = self._place(queues)
         if not isinstance(queue, MessageQueue):
             raise InvalidMessage(f"the selector gave {queue!r}: it is to give one of the queues")
+        self._broker = queue.broker_name
         return queue
 
     def abandon(self) -> None:
@@ -465,22 +501,27 @@ class _Sending:
 
     def _write(self, queue: MessageQueue, peer: Peer) -> None:
         self._queue, self._peer = queue, peer
-        self._sent = now = self._loop.time()
-        left = self._deadline - now
-        if len(self._tried) + 1 < self._attempts and self._has_others_than(queue.broker_name):
-            left /= 2  # so that another broker can be tried if this one hangs
+        self._sent = self._loop.time()
+        left = self._share()
+        if left <= 0.0:
+            self._failed(queue.broker_name, _said(TimeoutError(), self._timeout))
+            return
         try:
             request = self._producer._request(self._outgoing, queue)
             self._opaque = peer.post(request, self._answered)
-        except (ConnectionError, LocalProtocolError) as error:
+        except LocalProtocolError as error:  # it would be so anywhere
+            self._settle(InvalidMessage(f"a message to {self._outgoing.topic}: {error}"))
+            return
+        except ConnectionError as error:
             self._failed(queue.broker_name, error)
             return
-        self._timer = self._loop.call_later(max(left, 0.0), self._late)
+        self._timer = self._loop.call_later(left, self._late)
 
     def _late(self) -> None:
         self._timer = None
         self._peer.forget(self._opaque)
         seconds = self._loop.time() - self._sent
+        self._peer.doubt(time.monotonic() - seconds)
         broker = self._queue.broker_name
         self._producer._faults.note(broker, max(seconds, self._timeout))
         self._failed(

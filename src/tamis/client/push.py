@@ -12,7 +12,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
 from typing import Final, Self
 
@@ -22,7 +25,7 @@ from .config import ConsumerConfig, check_group
 from .fetching import Pulled, Puller, Stream
 from .handling import Handler, Handlers, Verdict
 from .membership import Member
-from .offsets import BrokerOffsets, LocalOffsets, Offsets, start_of
+from .offsets import BrokerOffsets, LocalOffsets, Offsets, starts
 from .ordered import Locks, consume_in_order
 from .received import ReceivedMessage, decode_all, retry_topic
 from .remote import Remote
@@ -37,6 +40,10 @@ log = logging.getLogger(__name__)
 _DEFAULTS: Final = ConsumerConfig()
 _AGAIN: Final = 5.0  # seconds until a message is handled again that could not be sent back
 _DEFAULT_RECONSUMES: Final = 16
+
+
+# Whose handler this task is, or was started by.
+_within: ContextVar[object] = ContextVar("_within", default=None)
 
 
 class WorkQueue(Stream):
@@ -136,6 +143,7 @@ class PushConsumer:
         self._is_draining = False
         self._ended: asyncio.Future[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
         self.started = 0.0
         self._remote = Remote(self, ordered=ordered, handle=self.call)
 
@@ -179,8 +187,11 @@ class PushConsumer:
         self._member.subscribe(one)
 
     def unsubscribe(self, topic: str) -> None:
+        """What is here of it and not begun is left to other members, or to later."""
         self._handlers.pop(topic, None)
         self._member.unsubscribe(topic)
+        if queues := [queue for queue in self._queues if queue.topic == topic]:
+            self._session.spawn(self.lose(queues))
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
@@ -190,6 +201,8 @@ class PushConsumer:
 
     async def start(self) -> None:
         """Raises Unreachable, TopicNotFound, SubscriptionMismatch, ResponseError."""
+        if self._ended is not None:
+            raise Error("the consumer is started already")
         if not self._member.subscriptions:
             raise ConfigError(f"group {self.group}: it subscribes to nothing; call subscribe first")
         if self.ordered and self.config.is_broadcasting:
@@ -202,15 +215,16 @@ class PushConsumer:
             self._member.subscriptions[retry] = subscription(retry)
         try:
             await self._member.join()
+            self._session.check()  # it may be closed by now
         except BaseException:
-            await self._session.close()
+            await self.close()
             raise
         self._session.spawn(every(self.config.commit_interval, self._save))
         if self.ordered:
             self._session.spawn(every(Locks.RENEWAL, self._renew_locks))
         else:
             self._workers = [
-                asyncio.create_task(self._consume()) for _ in range(self.config.concurrency)
+                self._session.spawn(self._consume()) for _ in range(self.config.concurrency)
             ]
 
     async def run(self) -> None:
@@ -225,8 +239,21 @@ class PushConsumer:
             await self.close()
 
     async def close(self) -> None:
-        """Waits `drain` seconds for handlers to end, then saves how far it came. (A handler that
-        calls it waits for itself.)"""
+        """Waits `drain` seconds for handlers to end, then saves how far it came. Called by a
+        handler it returns at once, and the rest follows when that has ended."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        if _within.get() is not self:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            await self._drain_and_leave()
+        finally:
+            if self._ended is not None and not self._ended.done():
+                self._ended.set_result(None)
+
+    async def _drain_and_leave(self) -> None:
         if not self._session.is_running:
             await self._session.close()
             return
@@ -245,15 +272,17 @@ class PushConsumer:
             if one.worker is not None:
                 one.worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
-        await self._save()
-        if self.ordered:
-            await self._locks.release(list(self._queues))
+        try:
+            async with asyncio.timeout(2 * self.config.timeout):  # a broker may hang
+                await self._save()
+                if self.ordered:
+                    await self._locks.release(list(self._queues))
+        except TimeoutError:
+            log.warning("group %s: not all offsets could be saved in time", self.group)
         for one in self._queues.values():
             one.drop()
         self._calls.close()
         await self._session.close()
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -294,18 +323,15 @@ class PushConsumer:
     async def gain(self, queues: list[MessageQueue]) -> None:
         if self.ordered:
             queues = await self._locks.acquire(queues)
-        for queue in queues:
-            try:
-                offset = await self._offsets.load(queue)
-                if offset is None:
-                    offset = await start_of(self._session, queue, self.config)
-            except (Error, TimeoutError) as error:
-                log.warning("%s: not taken up yet: %s", queue, error)
-                continue
+        until = self._locks.until()
+        found = await starts(self._session, self._offsets, queues, self.config)
+        for queue, offset in found.items():
             if not self._is_draining:
-                self._take_up(queue, offset)
+                self._take_up(queue, offset).locked_until = until
 
     def _take_up(self, queue: MessageQueue, offset: int) -> WorkQueue:
+        if (old := self._queues.get(queue)) is not None:
+            old.drop()
         work = self._queues[queue] = WorkQueue(queue, offset)
         work.is_paused = self._is_paused
         work.begin(
@@ -317,7 +343,7 @@ class PushConsumer:
         )
         if self.ordered:
             work.locked_until = self._locks.until()
-            work.worker = asyncio.create_task(consume_in_order(self, work))
+            work.worker = asyncio.create_task(self._consume_in_order(work))
         return work
 
     async def lose(self, queues: list[MessageQueue]) -> None:
@@ -338,15 +364,15 @@ class PushConsumer:
 
     async def restart(self, offsets: dict[MessageQueue, int]) -> None:
         """From other offsets, forwards or back, as an operator has it."""
-        for queue, offset in offsets.items():
-            work = self._queues.pop(queue, None)
-            if work is not None:
-                work.drop()
-                if work.worker is not None:
+        async with self._member.balancing:
+            for queue, offset in offsets.items():
+                work = self._queues.get(queue)
+                if work is not None:
+                    work.drop()
                     await _ended(work, self.config.drain)
-                log.warning("%s: reset from %d to %d", queue, work.done_to, offset)
-                await self._offsets.save({queue: offset})
-                self._take_up(queue, offset)
+                    log.warning("%s: reset from %d to %d", queue, work.done_to, offset)
+                    self._take_up(queue, offset)
+            await self._save()
 
     def reports(self) -> dict[MessageQueue, QueueReport]:
         """What it tells brokers of its queues."""
@@ -378,9 +404,11 @@ class PushConsumer:
             work.arrived.set()
         else:
             size = config.handler_batch
-            for at in range(0, len(messages), size):
-                self._ready.append((work, messages[at : at + size]))
-                self._work.release()
+            for _, some in groupby(messages, key=attrgetter("topic")):  # each has its handler
+                alike = list(some)
+                for at in range(0, len(alike), size):
+                    self._ready.append((work, alike[at : at + size]))
+                    self._work.release()
         self._limit(work)
 
     def _wanted(self, work: WorkQueue, body: bytes) -> list[ReceivedMessage]:
@@ -395,7 +423,13 @@ class PushConsumer:
 
     def _limit(self, work: WorkQueue) -> None:
         config = self.config
-        work.room = config.max_queue_messages - len(work)
+        # bytes and span are bounded as what is there suggests; with nothing there, nothing is known
+        each = work.bytes // len(work) + 1 if len(work) else config.max_queue_bytes
+        work.room = min(
+            config.max_queue_messages - len(work),
+            config.max_span - work.span,
+            (config.max_queue_bytes - work.bytes) // each,
+        )
         was, work.is_full = (
             work.is_full,
             (
@@ -411,6 +445,7 @@ class PushConsumer:
 
     async def _consume(self) -> None:
         """A worker."""
+        _within.set(self)
         while True:
             await self._work.acquire()
             work, messages = self._ready.popleft()
@@ -434,8 +469,7 @@ class PushConsumer:
             if is_consumed or await self._give_back(message, level):
                 work.finish(message)
             else:
-                loop = asyncio.get_running_loop()
-                loop.call_later(_AGAIN, self._again, work, message)
+                asyncio.get_running_loop().call_later(_AGAIN, self._again, work, message)
         self._limit(work)
 
     async def call(self, messages: list[ReceivedMessage]) -> Verdict:
@@ -444,6 +478,10 @@ class PushConsumer:
             log.error("topic %s: there is no handler for it any more", messages[0].topic)
             return False, 0
         return await self._calls.call(handler, messages, as_list=self.config.handler_batch > 1)
+
+    async def _consume_in_order(self, work: WorkQueue) -> None:
+        _within.set(self)
+        await consume_in_order(self, work)
 
     # Called by `consume_in_order`
 
@@ -483,7 +521,11 @@ class PushConsumer:
                 message.message_id,
             )
             return True
-        return await self._send_back(message, level)
+        try:
+            return await self._send_back(message, level)
+        except Exception:  # whatever it is: the message is not to be forgotten
+            log.exception("message %s: it is handled again here", message.message_id)
+            return False
 
     def _again(self, work: WorkQueue, message: ReceivedMessage) -> None:
         message.reconsume_times += 1

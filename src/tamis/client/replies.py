@@ -60,7 +60,7 @@ class Replies:
             del self._waiting[correlation]
 
     def to(
-        self, request: ReceivedMessage, body: bytes, tags: str | None
+        self, request: ReceivedMessage, body: bytes | str, tags: str | None
     ) -> tuple[Message, Fields, int]:
         """The reply as a message, its properties of ours, and the request code."""
         cluster = request.properties.get(PropertyName.CLUSTER)

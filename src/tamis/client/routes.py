@@ -40,9 +40,9 @@ class Routes:
             return known
         asking = self._asking.get(topic)
         if asking is None:
-            asking = self._asking[topic] = asyncio.create_task(self._ask(topic))
+            asking = self._asking[topic] = self._session.spawn(self._ask(topic))
             asking.add_done_callback(lambda task: self._asked(topic, task))
-        return await asyncio.shield(asking)
+        return await self._session.shared(asking)
 
     def known(self, topic: str) -> TopicRoute | None:
         return self._routes.get(topic)

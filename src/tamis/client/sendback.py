@@ -59,7 +59,10 @@ class SendBack:
         """To the group's retry topic, at any broker. It goes to the dead letter topic if it was
         tried as often as it may be."""
         topic = retry_topic(self._group)
-        [queue, *_] = random.sample(await self._session.routes.publish_queues(topic), 1)
+        queues = await self._session.routes.publish_queues(topic)
+        if not queues:
+            raise Error(f"topic {topic} has no queue that can be written to")
+        queue = random.choice(queues)
         named = dict(message.properties)
         for name in ("MIN_OFFSET", "MAX_OFFSET", PropertyName.TRANSACTION_PREPARED):
             named.pop(name, None)

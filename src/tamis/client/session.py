@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Container, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..errors import ClientClosed, ConfigError, Error, ResponseError, Unreachable
 from ..net import aio
@@ -26,6 +26,7 @@ __all__ = ["Listener", "Session", "every", "request_of"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Listener = Callable[[Peer, Command], Awaitable[Command | None] | None]
 _OK: Final = (int(ResponseCode.SUCCESS),)
 
@@ -55,6 +56,8 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beat: asyncio.Task[None] | None = None
         self._beat_again = False
+        self._unreached: set[str] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._process: int | None = None  # that it was started in
         self._is_closed = False
 
@@ -66,6 +69,7 @@ class Session:
             raise ClientClosed(self.what, started=True)
         if self._process is None:
             self._process = identity.process()
+            self._loop = asyncio.get_running_loop()
             config = self.config
             self.spawn(every(config.route_interval, self._refresh))
             self.spawn(every(config.heartbeat_interval, self.heartbeat))
@@ -78,6 +82,8 @@ class Session:
         """Raises ClientClosed, and Error in a process that was forked off."""
         if self._process is None or self._is_closed:
             raise ClientClosed(self.what, started=self._is_closed)
+        if self._loop is not asyncio.get_running_loop():
+            raise Error(f"this {self.what} was started in another event loop: it stays there")
         if self._process != identity.process():
             raise Error(
                 f"this {self.what} was started in another process: make a new one after a fork"
@@ -86,6 +92,8 @@ class Session:
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """A task that ends with the session."""
         task = asyncio.get_running_loop().create_task(work)
+        if self._is_closed:
+            task.cancel()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -95,16 +103,32 @@ class Session:
         if self._is_closed:
             return
         is_started, self._is_closed = self._process == identity.process(), True
-        tasks = [*self._tasks, *self._connecting.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if is_started:
-            brokers = [peer for at, peer in self._peers.items() if at not in self._nameservers]
-            await asyncio.gather(*map(self._unregister, brokers))
-        for peer in list(self._peers.values()):
-            peer.close()
-        self._peers.clear()
+        me = asyncio.current_task()
+        tasks = [one for one in (*self._tasks, *self._connecting.values()) if one is not me]
+        try:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if is_started:
+                brokers = [peer for at, peer in self._peers.items() if at not in self._nameservers]
+                await asyncio.gather(*map(self._unregister, brokers))
+        finally:
+            for peer in list(self._peers.values()):
+                if peer.is_full:
+                    peer.abort()  # it would wait for what is not read
+                peer.close()
+            self._peers.clear()
+
+    async def shared(self, task: "asyncio.Task[T]") -> T:
+        """What a task gives that several wait for. Raises ClientClosed if it ended with the
+        session: whoever waits was not cancelled."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if task.cancelled() and waiting is not None and not waiting.cancelling():
+                raise ClientClosed(self.what, started=True) from None
+            raise
 
     async def _unregister(self, peer: Peer) -> None:
         consumer = self.consumer()
@@ -157,13 +181,13 @@ class Session:
         self.check()
         made = request_of(request, body, code)
         last: Exception | None = None
-        for _ in range(len(self._nameservers)):
-            address = self._nameservers[0]
+        for address in list(self._nameservers):
             try:
                 return await self._ask("name server", address, made, timeout, accept)
             except (ConnectionError, TimeoutError) as error:
                 last = error
-                self._nameservers.append(self._nameservers.pop(0))
+                if self._nameservers[0] == address:  # others ask at the same time
+                    self._nameservers.append(self._nameservers.pop(0))
         if len(self._nameservers) == 1 and isinstance(last, Unreachable):
             raise last
         raise Unreachable("name server", self.nameserver, str(last)) from last
@@ -207,7 +231,7 @@ class Session:
                 self._connect(address, what)
             )
             connecting.add_done_callback(lambda task: self._connected(address, task))
-        return await asyncio.shield(connecting)
+        return await self.shared(connecting)
 
     def known_peer(self, address: str) -> Peer | None:
         """If it is connected."""
@@ -224,6 +248,8 @@ class Session:
             )
         except (ConnectionError, TimeoutError) as error:
             reason = str(error).removeprefix(f"{address}: ")
+            if what == "broker":
+                reason += "; the name server gave this address, which the broker advertises"
             raise Unreachable(
                 what, address, f"{reason}; is it running, and the address right?"
             ) from error
@@ -283,10 +309,9 @@ class Session:
         """To all brokers of topics in use; one at a time, and once more if asked for meanwhile."""
         if self._beat is not None:
             self._beat_again = True
-            await asyncio.shield(self._beat)
-            return
-        self._beat = self.spawn(self._beat_until_done())
-        await asyncio.shield(self._beat)
+        else:
+            self._beat = self.spawn(self._beat_until_done())
+        await self.shared(self._beat)
 
     async def _beat_until_done(self) -> None:
         try:
@@ -308,8 +333,18 @@ class Session:
             return
         try:
             await self.peer(address)
+            self._unreached.discard(address)
         except ConnectionError as error:
-            log.warning("%s: no heartbeat: %s", self.client_id, error)
+            level = logging.DEBUG if address in self._unreached else logging.WARNING
+            self._unreached.add(address)  # once is enough
+            log.log(level, "%s: no heartbeat: %s", self.client_id, error)
+
+    async def greet_new(self, timeout: float) -> None:
+        """Brokers that have not heard of us yet, or those that can be told within that time."""
+        found = self.routes.addresses(masters_only=True)
+        new = [self.spawn(self.beat(at)) for _, at in found if at not in self.versions]
+        if new:
+            await asyncio.wait(new, timeout=timeout)
 
     async def _greet(self, address: str, peer: Peer) -> None:
         consumer = self.consumer()
@@ -324,7 +359,8 @@ class Session:
         try:
             answer = await peer.ask(request, self.config.timeout)
         except (ConnectionError, TimeoutError) as error:
-            log.warning("%s: no heartbeat to %s: %s", self.client_id, address, error or "no answer")
+            said = str(error) or "no answer"
+            log.warning("%s: no heartbeat to %s: %s", self.client_id, address, said)
             return
         if answer.code != ResponseCode.SUCCESS:
             log.warning("%s: %s refused a heartbeat: %s", self.client_id, address, answer.remark)

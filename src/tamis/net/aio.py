@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _HIGH_WATER: Final = 4 * 2**20  # bytes waiting to be sent at which a peer is no longer read from
 _LOW_WATER: Final = 1 * 2**20
+_SILENCE: Final = 5.0  # seconds without an answer, or anything else
 
 
 Take = Callable[["Peer", bytes], int]
@@ -50,6 +51,7 @@ class Peer(asyncio.Protocol):
         self._holds_back = holds_back
         self._drained: asyncio.Future[None] | None = None
         self._unwritten: list[bytes] = []  # of this turn of the loop
+        self._silent_since: float | None = None
         self._on_close = on_close
         self._wire = Connection(max_frame)
         self._waiting: dict[int, Settle] = {}
@@ -57,7 +59,7 @@ class Peer(asyncio.Protocol):
         self._is_full = False
         self._transport: asyncio.Transport | None = None
         self.address: tuple[str, int] = ("", 0)
-        self.last_active = time.monotonic()
+        self.last_active = self.last_received = time.monotonic()
         self.is_closed = False
         self.memo: object = None  # what whoever serves it keeps with it
 
@@ -74,7 +76,8 @@ class Peer(asyncio.Protocol):
         self.address = (name[0], name[1]) if name else ("127.0.0.1", 0)
 
     def data_received(self, data: bytes) -> None:
-        self.last_active = time.monotonic()
+        self.last_active = self.last_received = time.monotonic()
+        self._silent_since = None
         if self._take is not None and not self._is_full:
             data = self._wire.join(data)
             if not data:
@@ -172,7 +175,7 @@ class Peer(asyncio.Protocol):
     def tell(self, request: Command) -> None:
         """One-way."""
         request.flag |= CommandFlag.ONEWAY
-        self.write(self._wire.ask(request)[1])
+        self._put(self._wire.ask(request)[1])
 
     async def ask(self, request: Command, timeout: float) -> Command:
         """Its answer. Raises TimeoutError or ConnectionError."""
@@ -181,8 +184,12 @@ class Peer(asyncio.Protocol):
         opaque = self.post(request, partial(_resolve, waiting))
         # by hand: asyncio.timeout takes longer than all the rest
         timer = loop.call_later(timeout, _resolve, waiting, TimeoutError())
+        began = time.monotonic()
         try:
             return await waiting
+        except TimeoutError:
+            self.doubt(began)
+            raise
         finally:
             timer.cancel()
             self.forget(opaque)
@@ -196,6 +203,11 @@ class Peer(asyncio.Protocol):
         if self.is_closed:
             raise ConnectionError(f"{self} closed the connection")
         opaque, data = self._wire.ask(request)
+        self._put(data)
+        self._waiting[opaque] = settle
+        return opaque
+
+    def _put(self, data: bytes) -> None:
         if self._unwritten:
             self._unwritten.append(data)
         elif self._waiting:  # more may follow in this turn of the loop
@@ -203,8 +215,17 @@ class Peer(asyncio.Protocol):
             self._unwritten.append(data)
         else:
             self.write(data)
-        self._waiting[opaque] = settle
-        return opaque
+
+    def doubt(self, since: float) -> None:
+        """A request that was sent then (monotonic seconds) was not answered. If nothing at all is
+        heard for a while, the other end may be gone without a word: no more of this connection."""
+        if self.last_received >= since:
+            self._silent_since = None
+            return
+        self._silent_since = min(since, self._silent_since or since)
+        if not self._holds_back and time.monotonic() - self._silent_since >= _SILENCE:
+            log.warning("%s: nothing is heard of it: the connection is given up", self)
+            self.abort()
 
     def forget(self, opaque: int) -> None:
         if self._waiting.pop(opaque, None) is not None:

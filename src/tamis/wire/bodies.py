@@ -161,6 +161,9 @@ class MessageQueue:
     broker_name: str
     queue_id: int
 
+    def __str__(self) -> str:
+        return f"queue {self.queue_id} of {self.topic} at {self.broker_name}"
+
 
 # Clients and the broker.
 
