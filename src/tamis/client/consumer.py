@@ -151,6 +151,7 @@ class Consumer:
     async def start(self) -> None:
         """Raises Unreachable, TopicNotFound, SubscriptionMismatch, ResponseError."""
         if self.started:
+            self._session.check()
             raise Error("the consumer is started already")
         if self._assigned is None and not self._member.subscriptions:
             raise ConfigError(

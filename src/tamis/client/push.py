@@ -202,6 +202,7 @@ class PushConsumer:
     async def start(self) -> None:
         """Raises Unreachable, TopicNotFound, SubscriptionMismatch, ResponseError."""
         if self._ended is not None:
+            self._session.check()
             raise Error("the consumer is started already")
         if not self._member.subscriptions:
             raise ConfigError(f"group {self.group}: it subscribes to nothing; call subscribe first")
