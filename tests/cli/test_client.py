@@ -504,5 +504,5 @@ def test_what_is_not_there_is_named(nameserver: str, topic: str, tmp_path: Path)
         assert f"the name server at {free} can't be reached" in done.stderr.decode()
         assert done.stderr.count(b"\n") == 1
     done = tamis("send", topic, "")
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert b"has no body" in done.stderr
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"BODY is empty" in done.stderr

@@ -59,7 +59,7 @@ class _Line:
     key: str | None
 
 
-@click.command()
+@click.command(short_help="Send a body, or messages as JSON lines.")
 @click.argument("topic")
 @click.argument("body", required=False)
 @nameserver_option
@@ -104,9 +104,15 @@ def send(context: click.Context, /, topic: str, body: str | None, **options: Any
         raise click.UsageError("--batch excludes --delay-level: RocketMQ's batches take no delays")
 
     from ..client import ProducerConfig, blocking
+    from ..client.config import check_topic
 
     parse = _Parser(topic, options)
     with _misuse():
+        if topic != "-":
+            check_topic(topic, to_send=True)
+        said = None if body is None else parse.line(0, body.encode())
+        if body == "":
+            raise InvalidMessage("BODY is empty: RocketMQ wants at least one byte")
         producer = blocking.Producer(
             options["nameserver"], options["group"], config=ProducerConfig()
         )
@@ -114,8 +120,8 @@ def send(context: click.Context, /, topic: str, body: str | None, **options: Any
         report = _Report(is_strict=options["stop_on_error"])
         sender = _Sender(producer, report, options["batch"], is_oneway=options["oneway"])
         try:
-            if body is not None:
-                sender.send(parse.line(0, body.encode()))
+            if said is not None:
+                sender.send(said)
             else:
                 _read(sys.stdin.buffer, parse, sender, report)
         finally:
@@ -383,14 +389,14 @@ def _misuse() -> Iterator[None]:
 
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, InvalidMessage) as error:
         raise click.UsageError(str(error)) from None
 
 
 # Consuming
 
 
-@click.command()
+@click.command(short_help="Print the messages of a topic.")
 @click.argument("topic")
 @nameserver_option
 @click.option("--group", help="Take part in it, and save how far it came. Without, all is read.")

@@ -93,6 +93,7 @@ __all__ = [
     "SendStatus",
     "TransactionMQProducer",
     "TransactionStatus",
+    "hashing_queue_selector",
 ]
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,11 @@ _CALLBACKS: Final = "tamis-send-callback"
 _POLL: Final = 0.1  # seconds between looks whether a pull has come to the end
 
 QueueSelector = Callable[[int, ReceivedMessage, int], int]
+
+
+def hashing_queue_selector(mq_size: int, msg: ReceivedMessage, arg: int) -> int:
+    """The one `send_orderly` takes if it is given none."""
+    return arg % mq_size
 
 
 class _Settable:
