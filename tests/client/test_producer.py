@@ -14,7 +14,7 @@ from tamis.client import (
     SendStatus,
     TransactionState,
 )
-from tamis.client.producer import hash_of
+from tamis.client.sending import hash_of
 from tamis.errors import (
     ClientClosed,
     ConfigError,
