@@ -1,5 +1,5 @@
-"""A request on its way to a broker, and what all requests of a producer have in common: how many are
-under way, which brokers to avoid, who waits behind whom.
+"""A request on its way to a broker, and what all requests of a producer have in common: how many
+are under way, which brokers to avoid, who waits behind whom.
 
 No task is made for a message unless it has to wait for a route or a connection.
 """
