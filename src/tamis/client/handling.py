@@ -115,6 +115,7 @@ class Handlers:
         if not finished:
             self.abandoned += 1
             thread.abandon()
+            done.add_done_callback(_forget)
             raise TimeoutError(self._why())
         self._idle.append(thread)
         return done.result()
