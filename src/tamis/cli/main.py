@@ -4,6 +4,7 @@ Exit codes: 0 done (or matched), 1 failed (or not matched), 2 misused. Commands 
 need when they run, so that `tamis --help` and shell completion stay quick.
 """
 
+import atexit
 import io
 import os
 import sys
@@ -59,7 +60,9 @@ tamis.add_command(store_group)
 def main() -> None:
     for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
         if getattr(sys, name) is None:  # closed by whoever called: its number is not for a socket
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            stream = open(os.devnull, mode)  # noqa: SIM115
+            atexit.register(stream.close)
+            setattr(sys, name, stream)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
             stream, io.TextIOWrapper

@@ -58,8 +58,8 @@ class Background:
             begun.append(self.loop.create_task(work))
             begun[0].add_done_callback(partial(pass_on, ended))
 
+        self.loop.call_soon_threadsafe(begin)
         try:
-            self.loop.call_soon_threadsafe(begin)
             return result(ended)
         except BaseException:
             if not ended.done():

@@ -266,7 +266,7 @@ class Stream:
         take: Callable[["Stream", Pulled], None],
         give_up: Callable[[Exception], None],
     ) -> None:
-        failures = 0
+        failures = unknown = 0
         while not self.is_dropped:
             if self.is_full or self.is_paused:
                 self._changed.clear()
@@ -284,7 +284,7 @@ class Stream:
                     self._take(puller, pulled, take)
                     if not self._last_count and time.monotonic() - began < _SHORT_PAUSE:
                         await asyncio.sleep(_SHORT_PAUSE)  # a broker that does not wait for more
-                failures = 0
+                failures = unknown = 0
                 continue
             except ResponseError as error:
                 if isinstance(error, _FATAL) and not puller.has_answers:
@@ -293,10 +293,10 @@ class Stream:
                         why += "; who runs the broker can allow it, to the topic or to the group"
                     give_up(ResponseError.of(error.code, why))
                     return
-                if error.code in _UNKNOWN_TO_BROKER and failures < 10:
-                    failures += 1
+                if error.code in _UNKNOWN_TO_BROKER and unknown < 10:
+                    unknown += 1
                     await session.heartbeat()
-                    await asyncio.sleep(_SHORT_PAUSE * failures)
+                    await asyncio.sleep(_SHORT_PAUSE * unknown)
                     continue
                 last: Exception = error
             except (Error, TimeoutError) as error:

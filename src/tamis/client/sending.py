@@ -137,8 +137,11 @@ class Sender:
             self.session.spawn(self._work_off(name, line))
 
     async def _work_off(self, name: tuple[str, str], line: "deque[_Sending]") -> None:
+        kind, _ = name
         try:
             while line:
+                if kind == "topic" and await line[0].knows_route():
+                    break  # each goes its broker's way: none waits for another's broker
                 await line[0].attempt_slowly()
                 line.popleft()
         except asyncio.CancelledError:
@@ -147,6 +150,8 @@ class Sender:
             raise
         finally:
             del self.lines[name]
+        for sending in line:
+            sending.attempt()
 
     async def queues_to_send(self, topic: str) -> list[MessageQueue]:
         """Those of a topic, or those it will be given when the first message comes."""
@@ -227,9 +232,9 @@ class _Sending:
     def begin(self) -> None:
         self._began = self._loop.time()
         self._deadline = self._began + self._timeout
-        self._attempt()
+        self.attempt()
 
-    def _attempt(self) -> None:
+    def attempt(self) -> None:
         """At once if the route is known and the broker connected; else in a task, or in line."""
         sender, session = self._sender, self._sender.session
         if self.future.cancelled():  # whoever sent it has given up
@@ -255,6 +260,19 @@ class _Sending:
             session.spawn(self.attempt_slowly())
         else:  # what has to be in order is not to overtake what waits
             sender.line_up(line, self)
+
+    async def knows_route(self) -> bool:
+        """Looks it up. False also if that fails: the attempt will say why."""
+        topic = self._outgoing.topic
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await self._sender.queues_to_send(topic)
+        except (Error, TimeoutError):
+            return False
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+        return bool(self._sender.session.routes.known_for_sending(topic))
 
     async def attempt_slowly(self) -> None:
         broker = ""
@@ -381,9 +399,9 @@ class _Sending:
         log.debug("%s: sent again: %s", self._outgoing.ids[0], error)
         self._sender.session.spawn(self._sender.refresh(self._outgoing.topic))
         if pause:
-            self._loop.call_later(pause, self._attempt)
+            self._loop.call_later(pause, self.attempt)
         else:
-            self._attempt()
+            self.attempt()
 
     def _has_others_than(self, broker: str) -> bool:
         queues = self._sender.session.routes.known_for_sending(self._outgoing.topic) or []
