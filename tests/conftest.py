@@ -1,4 +1,5 @@
-"""How hypothesis runs here: no deadlines (the machines are noisy), repeatable in CI."""
+"""How hypothesis runs here: no deadlines (the machines are noisy), repeatable in CI. And what a plain
+`make test`, which has ten minutes, leaves to `.ci/run`."""
 
 import os
 
@@ -15,3 +16,13 @@ settings.register_profile(
     ],
 )
 settings.load_profile("tamis")
+
+IS_REQUIRED = os.environ.get("TAMIS_INTEROP") == "required"
+LONGEST = ("test_cpp_client", "test_js_client", "test_mixed", "test_mixed_groups", "test_mqadmin")
+collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGEST]
+
+
+def pytest_report_header() -> str | None:
+    if IS_REQUIRED:
+        return None
+    return f"interop: {', '.join(LONGEST)} run with TAMIS_INTEROP=required only"
