@@ -1,5 +1,5 @@
-"""How hypothesis runs here: no deadlines (the machines are noisy), repeatable in CI. And what a plain
-`make test`, which has ten minutes, leaves to `.ci/run`."""
+"""How hypothesis runs here: no deadlines (the machines are noisy), repeatable in CI. And what a
+plain `make test`, which has ten minutes, leaves to `.ci/run`."""
 
 import os
 
