@@ -369,6 +369,17 @@ async def test_a_send_that_is_given_up_before_its_turn_is_not_sent(cluster: Clus
 
 
 @in_loop
+async def test_messages_of_a_key_sent_at_once_are_stored_in_their_order(cluster: Cluster) -> None:
+    """Apache's brokers take what comes together up in several threads."""
+    topic = await cluster.create_topic("Orders", queues=4)
+    bodies = [str(n) for n in range(60)]
+    async with cluster.producer() as producer:
+        sent = [producer.submit(Message(topic, one), key="k") for one in bodies]
+        assert len({(await one).queue for one in sent}) == 1
+    assert texts(await cluster.read(topic, len(bodies))) == bodies
+
+
+@in_loop
 async def test_one_way_messages_of_a_key_do_not_overtake_others(cluster: Cluster) -> None:
     topic = await cluster.create_topic("Orders", queues=1)
     async with cluster.producer() as producer:

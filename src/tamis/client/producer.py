@@ -130,10 +130,11 @@ class Producer:
         key: str | int | None = None,
         selector: Selector | None = None,
     ) -> None:
-        """Written to the connection, and no more is known of it."""
+        """Written to the connection, and no more is known of it. With a key it comes after what was
+        sent before, but what is sent next may overtake it."""
         outgoing = prepare(message, self.config, self._keys)
         place = place_of(message, queue, key, selector)
-        while place is not None and self._sender.lines:
+        while place is not None and (self._sender.lines or self._sender.turns):
             await asyncio.sleep(0.001)  # not to overtake what was sent before
         chosen, peer = await self._sender.find(outgoing.topic, place, None)
         request = self._sender.request(outgoing, chosen)

@@ -90,6 +90,9 @@ class Sender:
         self.faults = Faults()
         # In order, those that wait for a route or a connection: by topic, by broker.
         self.lines: dict[tuple[str, str], deque[_Sending]] = {}
+        # Queues that something is sent to which has to be in order, and what waits for its answer:
+        # Apache's brokers store what comes together in any order.
+        self.turns: dict[MessageQueue, deque[_Sending]] = {}
         self.is_closing = False
         self._group = group
         self._turn = random.randrange(2**31)
@@ -153,6 +156,13 @@ class Sender:
         for sending in line:
             sending.attempt()
 
+    def pass_turn(self, queue: MessageQueue) -> None:
+        """To the next that is to go to the queue."""
+        if waiting := self.turns[queue]:
+            waiting.popleft().take_turn(queue)
+        else:
+            del self.turns[queue]
+
     async def queues_to_send(self, topic: str) -> list[MessageQueue]:
         """Those of a topic, or those it will be given when the first message comes."""
         config = self.config
@@ -211,6 +221,7 @@ class _Sending:
         "_timeout",
         "_timer",
         "_tried",
+        "_turn",
         "future",
     )
 
@@ -225,6 +236,7 @@ class _Sending:
         self._tried: list[str] = []
         self._last: str | None = None
         self._broker = ""
+        self._turn: MessageQueue | None = None  # that it has
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.future: asyncio.Future[Any] = self._loop.create_future()
@@ -238,7 +250,7 @@ class _Sending:
         """At once if the route is known and the broker connected; else in a task, or in line."""
         sender, session = self._sender, self._sender.session
         if self.future.cancelled():  # whoever sent it has given up
-            self._sender.done()
+            self._settle(None)
             return
         topic = self._outgoing.topic
         queues = session.routes.known_for_sending(topic)
@@ -319,7 +331,27 @@ class _Sending:
         """The producer is closed."""
         self._settle(ClientClosed("producer", started=True))
 
+    def take_turn(self, queue: MessageQueue) -> None:
+        """It waited for the answer to what is before it; its time begins now."""
+        self._turn = queue
+        self._loop.call_soon(self.begin)
+
+    def _has_turn(self, queue: MessageQueue) -> bool:
+        if self._turn != queue:
+            if self._turn is not None:  # the route is another by now
+                self._sender.pass_turn(self._turn)
+                self._turn = None
+            waiting = self._sender.turns.get(queue)
+            if waiting is not None:
+                waiting.append(self)
+                return False
+            self._sender.turns[queue] = deque()
+            self._turn = queue
+        return True
+
     def _write(self, queue: MessageQueue, peer: Peer) -> None:
+        if self._place is not None and not self._has_turn(queue):
+            return
         self._queue, self._peer = queue, peer
         self._sent = self._loop.time()
         left = self._share()
@@ -413,6 +445,9 @@ class _Sending:
                 self.future.set_exception(error)
             else:
                 self.future.set_result(result)
+        if self._turn is not None:
+            self._sender.pass_turn(self._turn)
+            self._turn = None
         self._sender.done()
 
 
