@@ -18,7 +18,14 @@ settings.register_profile(
 settings.load_profile("tamis")
 
 IS_REQUIRED = os.environ.get("TAMIS_INTEROP") == "required"
-LONGEST = ("test_cpp_client", "test_js_client", "test_mixed", "test_mixed_groups", "test_mqadmin")
+LONGEST = (
+    "test_cpp_client",
+    "test_filter_engine",
+    "test_js_client",
+    "test_mixed",
+    "test_mixed_groups",
+    "test_mqadmin",
+)
 collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGEST]
 
 
