@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+from client.targets import Cluster
 
 from tamis import client
 from tamis.client import (
@@ -28,18 +29,14 @@ from tamis.client import (
     blocking,
 )
 from tamis.errors import ClientClosed, Error, InvalidMessage, TopicNotFound, Unreachable
-from tamis.testing import LocalCluster
 
 PATIENCE = 30.0  # seconds
 QUICK = ConsumerConfig(start="first", commit_interval=0.2, rebalance_interval=1.0)
 
 
 @pytest.fixture(scope="module")
-def nameserver() -> Iterator[str]:
-    with LocalCluster(
-        messageDelayLevel="1s " * 18, transactionTimeOut=1000, transactionCheckInterval=1000
-    ) as cluster:
-        yield cluster.nameserver
+def nameserver(cluster: Cluster) -> str:
+    return cluster.nameserver
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from client.targets import Cluster
 
 from tamis.client import blocking
 from tamis.client.compat import (
@@ -35,17 +36,13 @@ from tamis.client.compat import (
     TransactionStatus,
 )
 from tamis.errors import Error, Unreachable
-from tamis.testing import LocalCluster
 
 PATIENCE = 30.0  # seconds
 
 
 @pytest.fixture(scope="module")
-def nameserver() -> Iterator[str]:
-    with LocalCluster(
-        messageDelayLevel="1s " * 18, transactionTimeOut=1000, transactionCheckInterval=1000
-    ) as cluster:
-        yield cluster.nameserver
+def nameserver(cluster: Cluster) -> str:
+    return cluster.nameserver
 
 
 @pytest.fixture

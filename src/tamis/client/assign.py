@@ -13,10 +13,11 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import md5
-from typing import Final, TypeAlias
+from typing import Final
 
-from tamis.errors import ConfigError
-from tamis.wire.bodies import MessageQueue
+from ..errors import ConfigError
+from ..wire.bodies import MessageQueue
+from .config import Strategy
 
 __all__ = [
     "STRATEGIES",
@@ -29,9 +30,6 @@ __all__ = [
     "machine_room",
     "machine_room_nearby",
 ]
-
-# Of the queues of a topic, the members of the group and oneself.
-Strategy: TypeAlias = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
 
 VIRTUAL_NODES = 10  # places of a member on the ring
 

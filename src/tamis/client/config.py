@@ -22,6 +22,7 @@ __all__ = [
 
 Moment = float | datetime  # seconds since 1970, or a date and time
 Start = Literal["first", "last"] | Moment
+# Of the queues of a topic, the members of the group and oneself.
 Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
 
 _KIB: Final = 1024
