@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import pytest
 from broker.asking import ask, close, command, create_topic, until
-from client.targets import IS_REQUIRED
+from client.targets import TARGETS
 from interop.cluster import ApacheCluster
 
 from tamis.client import (
@@ -41,7 +41,6 @@ from tamis.wire.bodies import ConsumerData, ConsumeType, Heartbeat
 from tamis.wire.codes import RequestCode
 
 PATIENCE = 90.0  # seconds, for what takes one or two where nobody else is at work
-TARGETS = ("tamis", "4.9") if IS_REQUIRED else ("tamis",)
 QUEUES = 4
 DELAYS = "1s 1s 1s 1s 1s 1s"  # a message that failed comes again after a second
 
@@ -141,9 +140,9 @@ def processes(
 ) -> Iterator[Servers]:
     home = tmp_path_factory.mktemp(request.param)
     started: Ours | Apaches
-    if request.param == "4.9":
+    if request.param != "tamis":
         settings = {"messageDelayLevel": DELAYS, "registerNameServerPeriod": 10_000}
-        started = Apaches(home / "store", **settings)
+        started = Apaches(home / "store", line=request.param, **settings)
         started.start()
     else:
         started = Ours(home)
