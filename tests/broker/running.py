@@ -10,6 +10,7 @@ from tamis.broker.broker import Broker
 from tamis.broker.config import BrokerConfig
 from tamis.message import StoredMessage
 from tamis.net.aio import Peer, connect
+from tamis.store.store import Store
 from tamis.wire import beans, properties, record
 from tamis.wire.bodies import ConsumerData, Heartbeat, ProducerData, Subscription
 from tamis.wire.codes import PullFlag, RequestCode
@@ -24,6 +25,7 @@ async def running(store: Path, **settings: Any) -> AsyncIterator[tuple[Broker, "
     broker = Broker(BrokerConfig(port=0, **(SMALL | settings)), store)
     await broker.start()
     client = await Client.connect(broker.address)
+    client.store = broker.store
     try:
         yield broker, client
     finally:
@@ -35,6 +37,7 @@ class Client:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.told: list[Command] = []  # what the broker said unasked
+        self.store: Store | None = None  # of the broker, where it is this process's own
 
     @classmethod
     async def connect(cls, address: str) -> "Client":
@@ -99,6 +102,8 @@ class Client:
         return await self.ask(RequestCode.PULL_MESSAGE, header.to_fields())
 
     async def all_of(self, topic: str, queue_id: int = 0, **others: Any) -> list[StoredMessage]:
+        if (store := self.store) is not None:  # a message is answered before it is queued
+            await until(lambda: store.dispatched >= store.log.end)
         answer = await self.pull(topic, queue_id=queue_id, **others)
         return messages(answer.body)
 
