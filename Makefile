@@ -47,7 +47,7 @@ bench: install  ## measure; filter engines, broker and client beside others (nee
 	$(BIN)/python benchmarks/bench_client.py
 
 lock:  ## choose versions anew; needs uv
-	uv pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes \
+	uv pip compile --quiet --universal --python-version 3.11 --extra spark --group dev --generate-hashes \
 		--no-emit-index-url --custom-compile-command "make lock" pyproject.toml -o requirements.lock
 
 clean:  ## remove what make made
