@@ -18,6 +18,7 @@
     │   └── FilterValueError     a message's value can't be compared; seen while evaluating
     ├── StoreError
     │   └── CorruptRecord        .file .offset .reason
+    ├── DataLoss                 messages to be read are gone: .queue .wanted .stop .first
     └── ConfigError              a setting out of its range
         └── InvalidName          of a topic or group
 
@@ -32,6 +33,7 @@ __all__ = [
     "ConfigError",
     "ConsumerOffline",
     "CorruptRecord",
+    "DataLoss",
     "Error",
     "FilterError",
     "FilterSyntaxError",
@@ -335,3 +337,33 @@ class CorruptRecord(StoreError):
     def __str__(self) -> str:
         where = f"{self.file}, " if self.file else ""
         return f"{where}offset {self.offset}: {self.reason}"
+
+
+class DataLoss(Error):
+    """Messages of a queue from offset `wanted` up to `stop` were to be read and are not there.
+
+    What is left begins at `first`; None if it ends before them. `holder` is who had them.
+    """
+
+    def __init__(
+        self, queue: str, wanted: int, stop: int, first: int | None, holder: str = "broker"
+    ) -> None:
+        super().__init__(queue, wanted, stop, first, holder)
+        self.queue = queue
+        self.wanted = wanted
+        self.stop = stop
+        self.first = first
+        self.holder = holder
+
+    def __str__(self) -> str:
+        is_one = self.stop - self.wanted == 1
+        gone = (
+            f"offset {self.wanted} is"
+            if is_one
+            else f"offsets {self.wanted} to {self.stop - 1} are"
+        )
+        where = "it ends before" if self.first is None else f"it begins at {self.first}"
+        return (
+            f"{self.queue}: {gone} gone from the {self.holder} ({where}):"
+            " set failOnDataLoss to false to go on with what is left"
+        )

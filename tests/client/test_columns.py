@@ -1,18 +1,26 @@
 """Pull answers to record batches: the same as reading each record by itself, and as strict."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tamis.client.columns import SCHEMA, Chunk, decode
+from tamis.client.columns import EXTRA, KINDS, SCHEMA, Chunk, Placed, decode, schema_of
 from tamis.client.compression import compress, decompress
-from tamis.errors import CorruptRecord
+from tamis.errors import CorruptRecord, FilterValueError
+from tamis.filter import parse
+from tamis.filter.coercion import to_boolean, to_double, to_int, to_long
+from tamis.filter.engines.closures import compile_closure, evaluate
+from tamis.filter.engines.columnar import compile_batch
+from tamis.filter.logic import Outcome
+from tamis.filter.tags import tags_code
+from tamis.java import decode_utf8
 from tamis.message import Host, StoredMessage, SysFlag
 from tamis.wire import record
 from tamis.wire.record import Draft
@@ -50,7 +58,7 @@ def one_by_one(
     for chunk in chunks:
         for message in records(chunk):
             properties = message.properties
-            if tags and message.tag not in tags:
+            if message.queue_offset >= chunk.before or (tags and message.tag not in tags):
                 continue
             topic, body = message.topic, message.body
             if topic.startswith("%RETRY%"):
@@ -125,6 +133,7 @@ chunk_lists = st.lists(
         st.sampled_from(["a", "b", "ц"]),
         st.sampled_from(["T", "%RETRY%g"]),
         st.lists(some_records(), max_size=5).map(b"".join) | st.just(memoryview(b"")),
+        st.just(2**63 - 1) | st.integers(0, 2**40),
     ),
     max_size=4,
 )
@@ -144,6 +153,92 @@ def test_only_the_columns_asked_for_are_made(chunks: list[Chunk], wanted: list[s
     batch = decode(chunks, columns=wanted)
     assert batch.schema == pa.schema([SCHEMA.field(name) for name in wanted])
     assert batch.to_pylist() == [{n: row[n] for n in wanted} for row in one_by_one(chunks)]
+
+
+@given(chunk_lists)
+def test_extra_columns_are_made_if_named(chunks: list[Chunk]) -> None:
+    batch = decode(chunks, columns=["offset", "property_string", "tags_code"])
+    batch.validate(full=True)
+    kept = [one for c in chunks for one in records(c) if one.queue_offset < c.before]
+    blocks = [b for c in chunks for b, o in stored_blocks(c) if o < c.before]
+    assert batch["property_string"].to_pylist() == [decode_utf8(block) for block in blocks]
+    assert batch["tags_code"].to_pylist() == [tags_code(one.tag) for one in kept]
+
+
+def stored_blocks(chunk: Chunk) -> list[tuple[bytes, int]]:
+    """Properties as they lie there, and queue offsets."""
+    found, at = [], 0
+    for one in records(chunk):
+        end = at + one.size
+        size = next(n for n in range(32768) if chunk.body[end - n - 2 : end - n] == n.to_bytes(2))
+        found.append((bytes(chunk.body[end - size : end]), one.queue_offset))
+        at = end
+    return found
+
+
+@given(chunk_lists)
+def test_records_give_the_same_wherever_they_lie(chunks: list[Chunk]) -> None:
+    chunks = [c._replace(broker_name="a", before=2**63 - 1) for c in chunks]
+    bodies = [np.frombuffer(bytes(c.body) + bytes(8), dtype=np.uint8) for c in chunks]
+    rows = list[tuple[int, int, int]]()
+    for chunk, data in zip(chunks, bodies, strict=True):
+        at = data.ctypes.data
+        for one in records(chunk):
+            rows.append((at, one.size, data.ctypes.data + len(data)))
+            at += one.size
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
+    wanted = [*SCHEMA.names, *EXTRA.names]
+    placed = decode(Placed("a", "T", *columns, bodies), columns=wanted, properties=["a"])
+    assert placed == decode(chunks, columns=wanted, properties=["a"])
+
+
+def test_a_record_that_is_none_is_refused_wherever_it_lies() -> None:
+    data = np.zeros(200, dtype=np.uint8)
+    at = np.array([data.ctypes.data])
+    with pytest.raises(CorruptRecord, match="the log, topic T"):
+        decode(Placed("a", "T", at, np.array([200]), at + 200, data))
+
+
+NUMBERS = ["1", "-7", "+7", "2147483647", "2147483648", "-2147483648", "9223372036854775807", "٣"]
+NUMBERS += ["9223372036854775808", "", "1.5", " 1", " 1.5 ", "1e3", "0x1p3", "NaN", "-Infinity"]
+NUMBERS += ["-0.0", "1d", "true", "TRUE", "tRuE", "truE ", "yes", "x", "1" * 400, "0.1", "1,5"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [("int", to_int), ("long", to_long), ("double", to_double), ("boolean", to_boolean)],
+)
+def test_properties_are_read_as_java_reads_them(kind: str, read: Callable[[str], object]) -> None:
+    texts = [text for text in NUMBERS if text]  # an empty value is none
+    drafts = [Draft(topic="T", properties=f"n\x01{text}\x02".encode()) for text in texts]
+    batch = decode([chunk(*drafts, Draft(topic="T"))], columns=[], properties=[("n", kind)])
+
+    def expected(text: str) -> object:
+        try:
+            return read(text)
+        except FilterValueError:
+            return None
+
+    wanted = [*map(expected, texts), None]
+    assert batch.schema == pa.schema({"n": KINDS[kind]})
+    assert list(map(repr, batch["n"].to_pylist())) == list(map(repr, wanted))
+
+
+@given(chunk_lists, st.sampled_from(["TAGS = 'red'", "a IS NULL", "region <> '\ufffd'", "a > 5"]))
+def test_sql_keeps_what_it_says_true_of(chunks: list[Chunk], text: str) -> None:
+    sql = compile_closure(parse(text))
+    rows = one_by_one(chunks)
+    kept = [row for row in rows if evaluate(sql, dict(row["properties"])) is Outcome.TRUE]
+    assert decode(chunks, sql=compile_batch(parse(text))).to_pylist() == kept
+
+
+def test_times_may_be_in_microseconds() -> None:
+    one = chunk(Draft(topic="T", born_timestamp=1_700_000_000_456))
+    columns = ["store_timestamp", "born_timestamp"]
+    batch = decode([one], columns=columns, time_unit="us")
+    assert batch.schema == schema_of(columns, time_unit="us")
+    assert batch.schema.field(0).type == pa.timestamp("us", "UTC")
+    assert batch.to_pylist() == decode([one], columns=columns).to_pylist()
 
 
 @pytest.mark.parametrize("chunks", [[], [Chunk("a", "T", b"")]])

@@ -10,6 +10,7 @@ import click
 
 from ..errors import place
 from ..filter.tokens import Dialect
+from .backtest import backtest
 
 if TYPE_CHECKING:
     from ..filter.explain import Explanation, Part, TagExplanation
@@ -301,13 +302,16 @@ def _echo_json(value: dict[str, Any]) -> None:
     click.echo(json.dumps(value, allow_nan=False))
 
 
+filter_group.command("backtest", cls=_TakesExpressions)(backtest)
+
+
 @filter_group.command("eval")
 @click.option(
     "--engine",
-    type=click.Choice(["closures", "columnar"]),
+    type=click.Choice(["closures", "columnar", "catalyst"]),
     default="closures",
     show_default=True,
-    help="Message by message, or compiled and a batch at a time.",
+    help="Message by message, compiled and a batch at a time, or in Spark.",
 )
 @_dialect
 @click.pass_context
@@ -319,7 +323,13 @@ def evaluate(context: click.Context, engine: str, dialect: str) -> None:
     """
     from . import evaluation
 
-    run = {"closures": evaluation.with_closures, "columnar": evaluation.with_columns}[engine]
+    if engine == "catalyst":
+        _need_pyspark()
+    run = {
+        "closures": evaluation.with_closures,
+        "columnar": evaluation.with_columns,
+        "catalyst": evaluation.with_catalyst,
+    }[engine]
     malformed = 0
 
     def report(number: int, reason: str) -> None:
@@ -332,3 +342,10 @@ def evaluate(context: click.Context, engine: str, dialect: str) -> None:
         out.write(line)
     out.flush()
     context.exit(1 if malformed else 0)
+
+
+def _need_pyspark() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("pyspark") is None:
+        raise click.UsageError("the catalyst engine needs PySpark: pip install 'tamis[spark]'")

@@ -17,6 +17,7 @@ from .admin import groups, offsets, topics
 from .client import consume, send
 from .demo import demo
 from .filter import filter_group
+from .pipeline import pipeline_group
 from .server import broker, nameserver, up
 from .store import store_group
 
@@ -54,6 +55,7 @@ tamis.add_command(groups)
 tamis.add_command(offsets)
 tamis.add_command(demo)
 tamis.add_command(filter_group)
+tamis.add_command(pipeline_group)
 tamis.add_command(store_group)
 
 

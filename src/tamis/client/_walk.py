@@ -14,6 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..filter.engines._kernel import find_damaged
+from ..filter.engines._numbers import read_double, read_integer
 from ..filter.engines.memory import (
     Address,
     Int,
@@ -32,8 +33,12 @@ __all__ = [
     "Part",
     "find_values",
     "gather",
+    "hash_spans",
     "mark_damaged",
+    "mark_true",
     "number_spans",
+    "parse_doubles",
+    "parse_integers",
     "split_blocks",
     "walk",
     "write_ids",
@@ -407,3 +412,60 @@ def _write_hex(out: npt.NDArray[np.uint8], row: Int, at: Int, byte: Int) -> None
     high, low = byte >> 4, byte & 15
     out[row, at] = high + (48 if high < 10 else 55)
     out[row, at + 1] = low + (48 if low < 10 else 55)
+
+
+@compiled
+def parse_integers(
+    ats: Ints, sizes: Ints, limits: Ints, largest: Int, out: Ints, is_there: npt.NDArray[np.bool_]
+) -> None:
+    """What Java's `Integer.valueOf` or `Long.valueOf` makes of the spans; 0 where it would throw,
+    and where there is none."""
+    for row in range(len(ats)):
+        is_there[row], out[row] = False, 0
+        if sizes[row] >= 0:
+            is_there[row], out[row] = read_integer(ats[row], sizes[row], limits[row], largest)
+
+
+@compiled
+def parse_doubles(
+    ats: Ints, sizes: Ints, limits: Ints, out: Ints, is_there: npt.NDArray[np.bool_]
+) -> None:
+    """As `parse_integers`, for `Double.valueOf`: the bits of the numbers."""
+    for row in range(len(ats)):
+        is_there[row], out[row] = False, 0
+        if sizes[row] >= 0:
+            is_there[row], key = read_double(ats[row], sizes[row], limits[row])
+            out[row] = key if key >= 0 else key ^ 0x7FFFFFFFFFFFFFFF
+
+
+@compiled
+def mark_true(ats: Ints, sizes: Ints, out: npt.NDArray[np.bool_]) -> None:
+    """Which spans are `true` in any case, as for `Boolean.valueOf`."""
+    for row in range(len(ats)):
+        at = ats[row]
+        out[row] = (
+            sizes[row] == 4
+            and load1(at) | 0x20 == 0x74
+            and load1(at + 1) | 0x20 == 0x72
+            and load1(at + 2) | 0x20 == 0x75
+            and load1(at + 3) | 0x20 == 0x65
+        )
+
+
+@compiled
+def hash_spans(ats: Ints, sizes: Ints, out: Ints) -> None:
+    """Java's `String.hashCode` of spans of UTF-8; 0 where there is none."""
+    for row in range(len(ats)):
+        value, at, end = 0, ats[row], ats[row] + sizes[row]
+        while at < end:
+            first = load1(at)
+            size = 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+            code = first if size == 1 else first & 0x7F >> size
+            for i in range(1, size):
+                code = code << 6 | load1(at + i) & 0x3F
+            if size == 4:  # two UTF-16 units
+                value = (31 * value + 0xD7C0 + (code >> 10)) & 0xFFFFFFFF
+                code = 0xDC00 + (code & 0x3FF)
+            value = (31 * value + code) & 0xFFFFFFFF
+            at += size
+        out[row] = value - 0x100000000 if value >= 0x80000000 else value

@@ -8,7 +8,7 @@ just that.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from ..errors import CorruptRecord
+from ..filter.engines.columnar import BatchFilter
+from ..filter.logic import Outcome
 from ..java import decode_utf8
 from ..message import Host, PropertyName, SysFlag
 from ..wire import record
@@ -24,15 +26,19 @@ from ._walk import (
     Part,
     find_values,
     gather,
+    hash_spans,
     mark_damaged,
+    mark_true,
     number_spans,
+    parse_doubles,
+    parse_integers,
     split_blocks,
     walk,
     write_ids,
 )
 from .compression import decompress
 
-__all__ = ["SCHEMA", "Chunk", "decode"]
+__all__ = ["EXTRA", "KINDS", "SCHEMA", "Chunk", "Placed", "decode", "schema_of"]
 
 N = TypeVar("N", np.int64, np.int32, np.uint8)
 
@@ -59,21 +65,52 @@ SCHEMA: Final = pa.schema(
         "store_host": pa.string(),
     }
 )
+# Made if asked for by name.
+EXTRA: Final = pa.schema(
+    {
+        "property_string": pa.string(),  # as it travels: name \\x01 value \\x02 ...
+        "tags_code": pa.int64(),  # as consume queues have it: the hash of the tag, 0 if none
+    }
+)
+# What a property can be read as. Text that Java's `valueOf` refuses gives a null.
+KINDS: Final = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+}
 
 _RETRY_TOPIC: Final = "RETRY_TOPIC"
 _GUESSED_SIZE: Final = 512  # of a record; of smaller ones the walk goes on with more room
 _SMALLEST_ENTRY: Final = 4  # of properties: name, \x01, value, \x02
 _LONGEST_ID: Final = 56
 _MOST_BYTES: Final = 2**31 - 1  # of a column: its offsets are of 32 bits
+_NEVER: Final = 2**63 - 1
+_TRUE: Final = np.uint8(Outcome.TRUE)
 _BORN_HOST_AT: Final = 48  # in a record; the time stored is between this and the store host
 
 
 class Chunk(NamedTuple):
-    """The body of one pull answer. `topic` is the one pulled; records have their own."""
+    """The body of one pull answer. `topic` is the one pulled; records have their own. Those of
+    offset `before` and later are left out."""
 
-    broker_name: str
+    broker_name: str | None
     topic: str
     body: bytes | memoryview
+    before: int = 2**63 - 1
+
+
+class Placed(NamedTuple):
+    """Records that lie wherever `memory` is, which is held: their addresses and sizes, and for each
+    the first address that may not be read."""
+
+    broker_name: str | None
+    topic: str
+    ats: Ints
+    sizes: Ints
+    limits: Ints
+    memory: object
 
 
 class Spans(NamedTuple):
@@ -83,50 +120,82 @@ class Spans(NamedTuple):
     sizes: Ints
 
 
+def schema_of(
+    columns: Sequence[str] | None = None,
+    properties: Sequence[str | tuple[str, str]] | None = None,
+    time_unit: Literal["ms", "us"] = "ms",
+) -> pa.Schema:
+    """Of what `decode` gives. Raises ValueError for columns that can't be."""
+    wanted = list(SCHEMA.names if columns is None else columns)
+    named = [(one, "string") if isinstance(one, str) else one for one in properties or ()]
+    _check_names(wanted, named)
+    time = pa.timestamp(time_unit, "UTC")
+    fields = [_field(name) for name in wanted]
+    fields = [field.with_type(time) if field.type == _TIME else field for field in fields]
+    return pa.schema([*fields, *(pa.field(name, KINDS[kind]) for name, kind in named)])
+
+
 def decode(
-    chunks: Sequence[Chunk],
+    chunks: Sequence[Chunk] | Placed,
     *,
     columns: Sequence[str] | None = None,
-    properties: Sequence[str] | None = None,
+    properties: Sequence[str | tuple[str, str]] | None = None,
     tags: frozenset[str] = frozenset(),
+    sql: BatchFilter | None = None,
+    time_unit: Literal["ms", "us"] = "ms",
 ) -> pa.RecordBatch:
-    """The messages of all chunks, in their order.
+    """The messages of all chunks, or of a log's files, in their order.
 
-    Only `columns` of `SCHEMA` are made, all if it is None, and a column of strings for each of
-    `properties`. With `tags` only messages of exactly one of these are kept: a broker compares
-    hashes. Raises CorruptRecord for what is no whole record or a body that does not decompress,
-    ValueError for columns that can't be, and if one would have 2 GiB.
+    Only `columns` of `SCHEMA` and `EXTRA` are made, all of `SCHEMA` if it is None, and a column for
+    each of `properties`: of strings, or of one of `KINDS` if that is given with the name. With
+    `tags` only messages of exactly one of these are kept: a broker compares hashes. With `sql`
+    those of which it says true. Raises CorruptRecord for what is no whole record or a body that
+    does not decompress, ValueError for columns that can't be, and if one would have 2 GiB.
     """
-    wanted = list(SCHEMA.names if columns is None else columns)
-    named = list(properties or ())
-    _check_names(wanted, named)
+    schema = schema_of(columns, properties, time_unit)
+    made = len(schema) - len(properties or ())
+    wanted, named = schema.names[:made], schema.names[made:]
     records = _Records(chunks)
+    if sql is not None:
+        records.keep(sql.match_strings(records.block_column()) == _TRUE)
     looked_up = [_LOOKED_UP[name] for name in wanted if name in _LOOKED_UP]
     if tags:
         looked_up.append(PropertyName.TAGS)
     if "topic" in wanted and records.parts[Part.IS_RETRY].any():
         looked_up.append(_RETRY_TOPIC)
-    records.look_up({*named, *looked_up}, whole="properties" in wanted)
+    whole = "properties" in wanted or "property_string" in wanted
+    records.look_up({*named, *looked_up}, whole=whole)
     if tags:
         kept = pc.is_in(_text_column(records.values[PropertyName.TAGS]), pa.array(sorted(tags)))
         records.keep(kept.to_numpy(zero_copy_only=False))
+    if time_unit == "us":
+        records.parts[Part.BORN] *= 1000
+        records.parts[Part.STORED] *= 1000
     arrays = [_COLUMNS[name](records) for name in wanted]
-    arrays += [_text_column(records.values[name]) for name in named]
-    fields = [SCHEMA.field(name) for name in wanted]
-    fields += [pa.field(name, pa.string()) for name in named]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    arrays += [_typed(records, name, schema.field(name).type) for name in named]
+    for i, field in enumerate(schema):
+        if field.type != arrays[i].type:
+            arrays[i] = arrays[i].view(field.type)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _check_names(wanted: list[str], named: list[str]) -> None:
+def _field(name: str) -> pa.Field:
+    return SCHEMA.field(name) if name in SCHEMA.names else EXTRA.field(name)
+
+
+def _check_names(wanted: list[str], named: list[tuple[str, str]]) -> None:
     for name in wanted:
-        if name not in SCHEMA.names:
-            raise ValueError(f"no column {name!r}: there are {', '.join(SCHEMA.names)}")
-    for name in named:
+        if name not in SCHEMA.names and name not in EXTRA.names:
+            there = ", ".join((*SCHEMA.names, *EXTRA.names))
+            raise ValueError(f"no column {name!r}: there are {there}")
+    for name, kind in named:
         if name in SCHEMA.names:
             raise ValueError(f"property {name!r} would have the name of a column")
         if not name or "\x01" in name or "\x02" in name:
             raise ValueError(f"no property can have the name {name!r}")
-    every = [*wanted, *named]
+        if kind not in KINDS:
+            raise ValueError(f"property {name!r} as {kind!r}: it can be {', '.join(KINDS)}")
+    every = [*wanted, *(name for name, _ in named)]
     twice = [name for name in every if every.count(name) > 1]
     if twice:
         raise ValueError(f"{twice[0]!r} is asked for twice")
@@ -135,23 +204,33 @@ def _check_names(wanted: list[str], named: list[str]) -> None:
 class _Records:
     """Where the records of some chunks and their parts lie, and what memory that takes."""
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self.chunks = chunks
+    def __init__(self, chunks: Sequence[Chunk] | Placed) -> None:
         self._memory: list[object] = []  # what the spans point to
         self.values: dict[str, Spans] = {}  # of properties looked up
+        if isinstance(chunks, Placed):
+            self.chunks: Sequence[Chunk | Placed] = (chunks,)
+            self._memory.append(chunks.memory)
+            self._addresses, self._sizes, self._limits = chunks.ats, chunks.sizes, chunks.limits
+            self.parts = self._walk(len(chunks.ats))
+            self.parts[Part.CHUNK] = 0
+            return
+        self.chunks = chunks
         self._limits = np.empty(0, dtype=np.int64)
         buffers = [pa.py_buffer(chunk.body) for chunk in chunks]
         self._memory.append(buffers)
         self._addresses = np.array([buffer.address for buffer in buffers], dtype=np.int64)
         self._sizes = np.array([buffer.size for buffer in buffers], dtype=np.int64)
-        self.parts = self._walk()
+        self.parts = self._walk(int(self._sizes.sum()) // _GUESSED_SIZE)
+        befores = np.array([chunk.before for chunk in chunks], dtype=np.int64)
+        if (befores != _NEVER).any():
+            self.keep(self.parts[Part.OFFSET] < befores[self.parts[Part.CHUNK]])
 
-    def _walk(self) -> Ints:
+    def _walk(self, guessed: int) -> Ints:
         chunk = at = count = 0
-        parts = _room(int(self._sizes.sum()) // _GUESSED_SIZE)
+        parts = _room(guessed)
         while True:
             chunk, at, count = walk(self._addresses, self._sizes, chunk, at, count, parts)
-            if chunk == len(self.chunks):
+            if chunk == len(self._addresses):
                 return parts[:, :count]
             if count < parts.shape[1]:
                 self._refuse(chunk, at)
@@ -159,20 +238,29 @@ class _Records:
             parts[:, :count] = before
 
     def _refuse(self, number: int, at: int) -> NoReturn:
-        chunk = self.chunks[number]
-        record.decode(chunk.body, at, file=_place(chunk))
-        raise CorruptRecord(_place(chunk), at, "properties of a negative size")
+        source = self.chunks[0 if isinstance(self.chunks[0], Placed) else number]
+        data = _bytes_at(self._addresses[number], self._sizes[number])
+        record.decode(data, at, file=_place(source))
+        raise CorruptRecord(_place(source), at, "properties of a negative size")
 
     def corrupt(self, row: int, reason: str) -> CorruptRecord:
         number = self.parts[Part.CHUNK, row]
-        at = int(self.parts[Part.AT, row] - self._addresses[number])
-        return CorruptRecord(_place(self.chunks[number]), at, reason)
+        source = self.chunks[number]
+        if isinstance(source, Placed):
+            return CorruptRecord(_place(source), int(self.parts[Part.LOG_OFFSET, row]), reason)
+        return CorruptRecord(
+            _place(source), int(self.parts[Part.AT, row] - self._addresses[number]), reason
+        )
 
     def __len__(self) -> int:
         return len(self.parts[Part.CHUNK])
 
     def spans(self, at: Part, size: Part) -> Spans:
         return Spans(self.parts[at], self.parts[size])
+
+    def block_column(self) -> pa.Array:
+        """Properties as they travel, sound UTF-8 or not."""
+        return _copied(self.spans(Part.BLOCK_AT, Part.BLOCK_SIZE), pa.binary())
 
     @property
     def born_hosts(self) -> Spans:
@@ -191,7 +279,8 @@ class _Records:
         """Fills `values` for these names. Before that, or to read blocks `whole`, mends them."""
         if not names and not whole:
             return
-        self._limits = (self._addresses + self._sizes)[self.parts[Part.CHUNK]]
+        if not len(self._limits):
+            self._limits = (self._addresses + self._sizes)[self.parts[Part.CHUNK]]
         self._mend_blocks()
         if not names:
             return
@@ -256,7 +345,9 @@ def _pooled(count: int, kind: type[N]) -> npt.NDArray[N]:
     return np.frombuffer(data, dtype=kind)
 
 
-def _place(chunk: Chunk) -> str:
+def _place(chunk: Chunk | Placed) -> str:
+    if isinstance(chunk, Placed):
+        return f"the log, topic {chunk.topic}"
     return f"an answer of {chunk.broker_name} for {chunk.topic}"
 
 
@@ -291,12 +382,14 @@ def _copied(spans: Spans, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(is_there), buffers, missing)
 
 
-def _spread(texts: Sequence[str], numbers: npt.NDArray[Any]) -> pa.Array:
+def _spread(texts: Sequence[str | None], numbers: npt.NDArray[Any]) -> pa.Array:
+    if len(set(texts)) == 1:
+        return pa.repeat(pa.scalar(texts[0], pa.string()), len(numbers))
     return pa.array(texts, pa.string()).take(pa.array(numbers))
 
 
 def _number(part: Part, name: str) -> Callable[[_Records], pa.Array]:
-    kind = SCHEMA.field(name).type
+    kind = SCHEMA.field(name).type  # of times, which may be in another unit, only the width counts
 
     def column(records: _Records) -> pa.Array:
         # a copy in any case: the parts are more than the column
@@ -324,6 +417,36 @@ def _broker(records: _Records) -> pa.Array:
 
 def _property(name: str) -> Callable[[_Records], pa.Array]:
     return lambda records: _text_column(records.values[name])
+
+
+def _typed(records: _Records, name: str, kind: pa.DataType) -> pa.Array:
+    """A property read as what it is to be."""
+    spans, (_, _, limits) = records.values[name], records.blocks
+    if kind == pa.string():
+        return _text_column(spans)
+    if kind == pa.bool_():
+        is_true = np.empty(len(records), dtype=np.bool_)
+        mark_true(*spans, is_true)
+        return pa.array(is_true, mask=spans.sizes < 0)
+    numbers = np.empty(len(records), dtype=np.int64)
+    is_there = np.empty(len(records), dtype=np.bool_)
+    if kind == pa.float64():
+        parse_doubles(*spans, limits, numbers, is_there)
+        return pa.array(numbers.view(np.float64), mask=~is_there)
+    largest = 2**31 - 1 if kind == pa.int32() else 2**63 - 1
+    parse_integers(*spans, limits, largest, numbers, is_there)
+    return pa.array(numbers.astype(kind.to_pandas_dtype()), mask=~is_there)
+
+
+def _tags_code(records: _Records) -> pa.Array:
+    codes = np.empty(len(records), dtype=np.int64)
+    hash_spans(*records.values[PropertyName.TAGS], codes)
+    return pa.array(codes)
+
+
+def _property_string(records: _Records) -> pa.Array:
+    ats, sizes, _ = records.blocks
+    return _text_column(Spans(ats, sizes))
 
 
 def _properties(records: _Records) -> pa.Array:
@@ -391,6 +514,7 @@ def _hosts(spans: Spans) -> pa.Array:
 # What each column is made of; what looks at properties needs them looked up first.
 _LOOKED_UP: Final = {
     "tags": PropertyName.TAGS,
+    "tags_code": PropertyName.TAGS,
     "keys": PropertyName.KEYS,
     "message_id": PropertyName.UNIQUE_KEY,
 }
@@ -406,6 +530,8 @@ _COLUMNS: Final[dict[str, Callable[[_Records], pa.Array]]] = {
     "properties": _properties,
     "body": _body,
     "message_id": _message_id,
+    "property_string": _property_string,
+    "tags_code": _tags_code,
     "reconsume_times": _number(Part.RECONSUMES, "reconsume_times"),
     "flag": _number(Part.FLAG, "flag"),
     "sys_flag": _number(Part.SYS_FLAG, "sys_flag"),

@@ -95,6 +95,13 @@ class Directory:
         return UNIT_SIZE * 5
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Up to the first unit that was never written."""
+        queue = self.open_queue(topic, queue_id)
+        queue.sequence.end = _queue_end(queue) * UNIT_SIZE
+        return queue
+
+    def open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """All its files hold, written or not."""
         path, extension_path = (
             self.paths.queue(topic, queue_id),
             self.paths.extension(topic, queue_id),
@@ -103,9 +110,7 @@ class Directory:
         if extension_path.is_dir():
             size = self._file_size(extension_path)
             extension = Extension(extension_path, size, self._files, writable=False)
-        queue = ConsumeQueue(path, self._file_size(path), self._files, extension, writable=False)
-        queue.sequence.end = _queue_end(queue) * UNIT_SIZE
-        return queue
+        return ConsumeQueue(path, self._file_size(path), self._files, extension, writable=False)
 
     def chunks(
         self, progress: Progress | None = None, *, check_crc: bool = False

@@ -214,15 +214,15 @@ class QueueReader:
 
     def count(self, offset: int, wanted: Wanted = None, end: int | None = None) -> int:
         """How many messages from `offset` up to `end`, or to the last, match: the lag, exactly."""
-        return sum(len(found) for _, found in self._matches(offset, wanted, end))
+        return sum(len(found) for _, found in self.matches(offset, wanted, end))
 
     def next_match(self, offset: int, wanted: Wanted = None) -> QueueOffset | None:
-        for at, found in self._matches(offset, wanted):
+        for at, found in self.matches(offset, wanted):
             if len(found):
                 return QueueOffset(at + int(found[0]))
         return None
 
-    def _matches(
+    def matches(
         self, offset: int, wanted: Wanted, end: int | None = None
     ) -> Iterator[tuple[int, Ints]]:
         """(offset of the first, numbers of those that match), a stretch of units at a time."""

@@ -1,0 +1,118 @@
+"""`tamis pipeline run`: the jobs of a pipeline file, on Spark.
+
+Exit codes: 0 done, 1 failed, 2 misused: the file, a sink or the checkpoint is not as it must be.
+A run that ends with what is there and is interrupted before that ends as Unix has it, 130 or 143;
+one that goes on until it is stopped ends with 0.
+"""
+
+import importlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ConfigError, Error
+
+if TYPE_CHECKING:
+    from ..pipeline.config import Config
+
+__all__ = ["pipeline_group"]
+
+
+@click.group("pipeline")
+def pipeline_group() -> None:
+    """Route, archive and replay messages, on Spark."""
+
+
+class _Misused(click.ClickException):
+    exit_code = 2
+
+
+@pipeline_group.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--continuous", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--master", metavar="URL", help="Of the Spark cluster.  [default: local[*]]")
+@click.option(
+    "--conf", "pairs", multiple=True, metavar="NAME=VALUE", help="Of Spark. May be repeated."
+)
+@click.option("--dry-run", is_flag=True, help="Check everything; say what would be done.")
+@click.option("--json", "as_json", is_flag=True, help="The summary as JSON on standard output.")
+@click.pass_context
+def run(
+    context: click.Context,
+    file: str,
+    continuous: bool,
+    master: str | None,
+    pairs: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Run the job of a pipeline FILE.
+
+    It takes what is there and ends. Run again, it goes on where it ended, or was killed.
+    """
+    from ..pipeline import load
+
+    settings = _settings(pairs)
+    try:
+        config = load(file)
+        code = _run(config, continuous, master, settings, dry_run, as_json)
+    except ConfigError as error:
+        raise _Misused(str(error)) from None
+    except TimeoutError as error:
+        raise click.ClickException(str(error) or "no answer in time") from None
+    except ModuleNotFoundError as error:
+        if error.name != "pyspark":
+            raise
+        raise click.ClickException(str(error)) from None
+    context.exit(code)
+
+
+def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"'{pair}' is not NAME=VALUE", param_hint="--conf")
+        settings[name] = value
+    return settings
+
+
+def _run(
+    config: "Config",
+    continuous: bool,
+    master: str | None,
+    settings: dict[str, str],
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    from ..pipeline.runner import JobFailed, Report, Stop, one_line, spark_session
+
+    job: Any = importlib.import_module(f"tamis.pipeline.{config.job}")
+    if hasattr(job, "check"):
+        job.check(config)
+    report = Report(sys.stderr)
+    name = f"tamis {config.file.name}"
+    with spark_session(name, master, settings) as spark, Stop(report.say) as stop:
+        try:
+            summary = job.run(
+                spark,
+                config,
+                continuous=continuous,
+                dry_run=dry_run,
+                stop=stop,
+                report=report,
+                out=lambda text: click.echo(text, err=as_json),
+            )
+        except (Error, OSError, TimeoutError):
+            raise
+        except Exception as error:  # of Spark's, at a place where none was expected
+            raise JobFailed(one_line(error)) from error
+        if not dry_run:
+            summary.write(config.summary, spark)
+        for line in summary.lines():
+            click.echo(line, err=as_json)
+        if as_json:
+            click.echo(json.dumps(summary.to_dict(), ensure_ascii=False))
+    return 128 + stop.signal if stop.asked and not continuous else 0

@@ -1,0 +1,538 @@
+"""A pipeline file: TOML, checked as far as it can be without Spark.
+
+    [source]            one of nameserver, store, archive; topic, start, end, dialect, options
+    [run]               job, checkpoint, summary, max_offsets_per_batch, interval
+    [[subscription]]    group, one of tags, sql, code; sink
+    [unmatched]         sink
+    [archive]           path, format, properties, options
+    [replay]            one of tags, sql, code, or none; since, until or offsets; rate; sink
+
+Paths are relative to the file. What is wrong raises ConfigError with one line that begins with the
+file and the table; a filter that does not compile adds a picture of it.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ..errors import ConfigError, InvalidFilter
+from ..filter import Dialect, parse
+from ..filter.tags import parse_tags
+
+__all__ = [
+    "ALL",
+    "DEFAULT_COLUMNS",
+    "FILE_FORMATS",
+    "OTHER_COLUMNS",
+    "Archive",
+    "Config",
+    "Filter",
+    "Replay",
+    "Sink",
+    "Source",
+    "Subscription",
+    "is_local",
+    "load",
+]
+
+T = TypeVar("T")
+
+# Of a message as the sources give it (`tamis.spark.schema`, which loads Spark).
+DEFAULT_COLUMNS: Final = (
+    *("topic", "broker", "queue_id", "offset", "store_timestamp", "born_timestamp"),
+    *("tags", "keys", "properties", "body", "message_id"),
+)
+OTHER_COLUMNS: Final = (
+    *("property_string", "tags_code", "reconsume_times", "flag", "sys_flag", "log_offset"),
+    *("born_host", "store_host"),
+)
+# What a message in another topic is made of, and where it was: its key.
+_SENT: Final = ("topic", "broker", "queue_id", "offset", "tags", "keys", "properties", "body")
+JOBS: Final = ("route", "archive", "replay")
+_GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")  # RocketMQ's rule
+_SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where messages come from: exactly one of the first three."""
+
+    nameserver: str | None = None
+    store: str | None = None
+    archive: str | None = None
+    topics: tuple[str, ...] = ()  # none: all of a store or an archive
+    start: str = "earliest"  # or latest, ISO 8601, milliseconds
+    end: str = "latest"
+    dialect: str = Dialect.V4_9.value  # of SQL filters on it
+    options: Mapping[str, str] = field(default_factory=dict)  # of the Spark source, as they are
+
+    @property
+    def name(self) -> str:
+        """For a person, and to tell one source from another."""
+        where = (
+            f"nameserver {self.nameserver}" if self.nameserver
+            else f"store {self.store}" if self.store
+            else f"archive {self.archive}"
+        )  # fmt: skip
+        return f"{where}, {'topic ' + ', '.join(self.topics) if self.topics else 'all topics'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """Where rows go. `path` is absolute or has a scheme."""
+
+    format: str
+    path: str | None = None
+    topic: str | None = None  # of format rocketmq
+    nameserver: str | None = None  # of format rocketmq; the source's if the file names none
+    table: str | None = None  # of a catalog, instead of a path
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.format} {self.path or self.topic or self.table or ''}".strip()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The columns it takes of a message."""
+        return _SENT if self.format == "rocketmq" else self.columns
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "path": self.path,
+            "topic": self.topic,
+            "nameserver": self.nameserver,
+            "table": self.table,
+            "columns": list(self.columns),
+            "options": dict(self.options),
+        }
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> "Sink":
+        return Sink(**{**fields, "columns": tuple(fields["columns"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What chooses messages. `kind`: tags, sql or code. Of code `source` is the file's text."""
+
+    kind: str
+    text: str
+    dialect: str = Dialect.V4_9.value
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.text}"
+
+    def to_dict(self) -> dict[str, str]:
+        return {
+            "kind": self.kind,
+            "text": self.text,
+            "dialect": self.dialect,
+            "source": self.source,
+        }
+
+
+ALL: Final = Filter("tags", "*")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    group: str
+    filter: Filter
+    sink: Sink
+
+    def to_dict(self) -> dict[str, Any]:
+        """What decides which messages go where, and in which form."""
+        return {"group": self.group, "filter": self.filter.to_dict(), "sink": self.sink.to_dict()}
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> "Subscription":
+        return Subscription(
+            fields["group"], Filter(**fields["filter"]), Sink.from_dict(fields["sink"])
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    path: str
+    format: str = "parquet"
+    properties: tuple[str, ...] = ()  # "region", "price:double": a column each
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    sink: Sink
+    filter: Filter = ALL
+    since: str | None = None  # ISO 8601 or milliseconds, of the time stored; until is not included
+    until: str | None = None
+    offsets: str | None = None  # JSON {"orders": {"broker-a": {"0": [12, 40]}}}: from, up to
+    rate: float | None = None  # messages a second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    file: Path
+    source: Source
+    job: str
+    checkpoint: str
+    summary: str
+    max_offsets_per_batch: int | None = None  # more: fewer, longer batches
+    interval: float = 1.0  # seconds between batches of a continuous run; more: fewer, larger files
+    subscriptions: tuple[Subscription, ...] = ()
+    unmatched: Sink | None = None
+    archive: Archive | None = None
+    replay: Replay | None = None
+
+
+def is_local(path: str) -> bool:
+    """Whether it is of this machine's file system: it has no scheme."""
+    return not _SCHEME.match(path)
+
+
+def load(file: str | Path) -> Config:
+    """Raises ConfigError, and OSError if the file can't be read."""
+    file = Path(file)
+    try:
+        tables = tomllib.loads(file.read_text("utf-8"))
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise ConfigError(f"{file}: {error}") from None
+    top = _Table(tables, f"{file}: ", file, "table")
+    run = top.table("run", {})
+    job = run.choice("job", JOBS, "route")
+    stem = file.absolute().parent / ".tamis" / file.stem
+    checkpoint = run.path("checkpoint", str(stem))
+    source = _source(top.table("source"))
+    config = Config(
+        file=file,
+        source=source,
+        job=job,
+        checkpoint=checkpoint,
+        summary=run.path("summary", f"{checkpoint.rstrip('/')}/summary.json"),
+        max_offsets_per_batch=run.positive("max_offsets_per_batch"),
+        interval=run.number("interval") or 1.0,
+        **_OF_JOB[job](top, source),
+    )
+    run.end()
+    top.end()
+    return config
+
+
+def _route(top: "_Table", source: Source) -> dict[str, Any]:
+    subscriptions: dict[str, Subscription] = {}
+    places: dict[tuple[str, str], str] = {}
+    tables = top.tables("subscription")
+    if not tables:
+        raise top.error("has no [[subscription]]: nothing would be routed")
+    for number, table in enumerate(tables, 1):
+        group = table.text("group", "")
+        if not group:
+            raise table.error(f"the {_ordinal(number)} has no group")
+        table.where = f"{top.where}subscription {group}: "
+        if not _GROUP.fullmatch(group):
+            raise table.error("a group is named by letters, digits, _, -, % and |, at most 255")
+        if group in subscriptions:
+            raise table.error("there are two of that group")
+        filter = _filter(table, source.dialect)
+        if filter is None:
+            raise table.error("has no filter: give it one of tags, sql and code")
+        sink = _sink(table.table("sink"), source)
+        _check_place(places, sink, f"subscription {group}", table)
+        table.end()
+        subscriptions[group] = Subscription(group, filter, sink)
+    kept = None
+    if top.has("unmatched"):
+        table = top.table("unmatched")
+        kept = _sink(table.table("sink"), source)
+        _check_place(places, kept, "[unmatched]", table)
+        table.end()
+    return {"subscriptions": tuple(subscriptions.values()), "unmatched": kept}
+
+
+def _archive(top: "_Table", source: Source) -> dict[str, Any]:
+    table = top.table("archive")
+    archive = Archive(
+        path=table.path("path"),
+        format=table.text("format", "parquet"),
+        properties=table.texts("properties", ()),
+        options=table.options(),
+    )
+    table.end()
+    return {"archive": archive}
+
+
+def _replay(top: "_Table", source: Source) -> dict[str, Any]:
+    table = top.table("replay")
+    offsets = table.take("offsets", (dict, str), None, "a table or JSON text")
+    replay = Replay(
+        sink=_sink(table.table("sink"), source),
+        filter=_filter(table, source.dialect) or ALL,
+        since=table.time("since", None),
+        until=table.time("until", None),
+        offsets=json.dumps(offsets) if isinstance(offsets, dict) else offsets,
+        rate=table.number("rate"),
+    )
+    if replay.offsets and (replay.since or replay.until):
+        raise table.error("has both offsets and a time: give it one of them")
+    table.end()
+    return {"replay": replay}
+
+
+_OF_JOB: Final = {"route": _route, "archive": _archive, "replay": _replay}
+
+
+def _source(table: "_Table") -> Source:
+    given = [name for name in ("nameserver", "store", "archive") if table.has(name)]
+    if len(given) != 1:
+        said = f"has {' and '.join(given)}" if given else "does not say where messages are"
+        raise table.error(f"{said}: give it one of nameserver, store and archive")
+    topics = table.texts("topic", ())
+    source = Source(
+        nameserver=table.text_or_none("nameserver"),
+        store=table.path("store", None),
+        archive=table.path("archive", None),
+        topics=topics,
+        start=table.time("start", "earliest", ("earliest", "latest")),
+        end=table.time("end", "latest", ("latest",)),
+        dialect=table.choice("dialect", [d.value for d in Dialect], Dialect.V4_9.value),
+        options=table.options(),
+    )
+    if source.nameserver is not None and not topics:
+        raise table.error("has no topic")
+    table.end()
+    return source
+
+
+def _filter(table: "_Table", dialect: str) -> Filter | None:
+    given = [kind for kind in ("tags", "sql", "code") if table.has(kind)]
+    if len(given) > 1:
+        raise table.error(f"has both {' and '.join(given)}: give it one of them")
+    if not given:
+        return None
+    kind, text = given[0], table.text(given[0])
+    try:
+        if kind == "sql":
+            parse(text, dialect)
+        elif kind == "tags":
+            parse_tags(text)
+    except InvalidFilter as error:
+        picture = "\n".join("  " + line for line in error.picture().split("\n"))
+        raise ConfigError(f"{table.where}{kind}: {error}\n{picture}") from None
+    if kind == "code":
+        return Filter(kind, text, dialect, _code(table, text))
+    return Filter(kind, text, dialect)
+
+
+def _code(table: "_Table", text: str) -> str:
+    name, colon, of_class = text.rpartition(":")
+    if not colon or not name or not of_class.isidentifier():
+        raise table.error(f"code = {text!r}: write file.py:Class")
+    path = table.file.absolute().parent / name
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise table.error(f"code: there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise table.error(f"code: {path} can't be read: {error}") from None
+
+
+def _sink(table: "_Table", source: Source) -> Sink:
+    name = table.text("format")
+    sink = Sink(
+        format=name,
+        path=table.path("path", None),
+        topic=table.text_or_none("topic"),
+        nameserver=table.text_or_none("nameserver")
+        or (source.nameserver if name == "rocketmq" else None),
+        table=table.text_or_none("table"),
+        columns=table.texts("columns", DEFAULT_COLUMNS),
+        options=table.options(),
+    )
+    for column in sink.columns:
+        if column not in DEFAULT_COLUMNS + OTHER_COLUMNS:
+            hint = _near(column, DEFAULT_COLUMNS + OTHER_COLUMNS)
+            raise table.error(f"columns: a message has no {column}{hint}")
+    if len(set(sink.columns)) < len(sink.columns):
+        raise table.error("columns: one is named twice")
+    if name in FILE_FORMATS and sink.path is None:
+        raise table.error(f"format {name} needs a path")
+    if name == "csv" and (bad := [c for c in ("properties", "body") if c in sink.columns]):
+        raise table.error(
+            f"csv has no room for {' and '.join(bad)}: name the others, columns = [...]"
+        )
+    if name == "rocketmq":
+        if sink.topic is None:
+            raise table.error("format rocketmq needs a topic")
+        if sink.nameserver is None:
+            raise table.error("format rocketmq needs a nameserver: the source has none")
+    elif sink.topic is not None:
+        raise table.error(f"topic is for format rocketmq, not {name}")
+    table.end()
+    return sink
+
+
+FILE_FORMATS: Final = ("parquet", "json", "csv", "orc", "avro")
+
+
+def _check_place(places: dict[tuple[str, str], str], sink: Sink, who: str, table: "_Table") -> None:
+    if sink.path is None:
+        return
+    place = ("path", sink.path.rstrip("/"))
+    if place in places:
+        raise table.error(f"sink: {sink.path} is the sink of {places[place]} too")
+    inside = [p for p in places if (place[1] + "/").startswith(p[1] + "/")
+              or (p[1] + "/").startswith(place[1] + "/")]  # fmt: skip
+    if inside:
+        raise table.error(f"sink: {sink.path} and {inside[0][1]}, the sink of"
+                          f" {places[inside[0]]}, lie in each other")  # fmt: skip
+    places[place] = who
+
+
+class _Table:
+    """A table being read: each key is taken once, then `end` refuses what is left."""
+
+    def __init__(
+        self, table: Mapping[str, Any], where: str, file: Path, what: str = "setting"
+    ) -> None:
+        self._table = dict(table)
+        self._known: list[str] = []
+        self._what = what
+        self.where = where
+        self.file = file
+
+    def error(self, text: str) -> ConfigError:
+        return ConfigError(self.where + text)
+
+    def has(self, name: str) -> bool:
+        self._known.append(name)
+        return name in self._table
+
+    def take(self, name: str, kinds: Any, default: Any, takes: str) -> Any:
+        self._known.append(name)
+        if name not in self._table:
+            if default is _NEEDED:
+                near = difflib.get_close_matches(name, self._table, 1)
+                hint = f"; is {near[0]} meant for it?" if near else ""
+                raise self.error(f"has no {name}{hint}")
+            return default
+        value = self._table.pop(name)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            raise self.error(f"{name} = {_shown(value)}: it takes {takes}")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Without a default it must be there."""
+        value: str = self.take(name, str, _NEEDED if default is None else default, "text")
+        return value
+
+    def text_or_none(self, name: str) -> str | None:
+        value: str | None = self.take(name, str, None, "text")
+        if value == "":
+            raise self.error(f"{name} is empty")
+        return value
+
+    def texts(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        value = self.take(name, (str, list), default, "text or a list of texts")
+        found = (value,) if isinstance(value, str) else tuple(value)
+        if not all(isinstance(one, str) and one for one in found):
+            raise self.error(f"{name} = {_shown(value)}: it takes text or a list of texts")
+        return found
+
+    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
+        value: str = self.take(name, str, default, f"one of {', '.join(choices)}")
+        if value not in choices:
+            hint = _near(value, choices)
+            raise self.error(f"{name} = {value!r}: it takes one of {', '.join(choices)}{hint}")
+        return value
+
+    def path(self, name: str, default: Any = "") -> Any:
+        value = self.take(name, str, _NEEDED if default == "" else default, "a path")
+        if value is None:
+            return None
+        if not value:
+            raise self.error(f"{name} is empty")
+        return str(self.file.absolute().parent / value) if is_local(value) else value
+
+    def number(self, name: str) -> float | None:
+        value = self.take(name, (int, float), None, "a number above 0")
+        if value is not None and not value > 0:
+            raise self.error(f"{name} = {value}: it takes a number above 0")
+        return None if value is None else float(value)
+
+    def positive(self, name: str) -> int | None:
+        value = self.take(name, int, None, "a whole number above 0")
+        if value is not None and value < 1:
+            raise self.error(f"{name} = {value}: it takes a whole number above 0")
+        return None if value is None else int(value)
+
+    def time(self, name: str, default: str | None, words: Sequence[str] = ()) -> Any:
+        """ISO 8601 or milliseconds, as text; or one of the words."""
+        takes = "".join(f"{word}, " for word in words) + "a time in ISO 8601 or milliseconds"
+        value = self.take(name, (str, int, datetime, date), default, takes)
+        if value is None or value in words:
+            return value
+        if isinstance(value, (datetime, date)):
+            return value.isoformat()
+        try:
+            if not str(value).isdigit():
+                datetime.fromisoformat(str(value))
+        except ValueError:
+            raise self.error(f"{name} = {value!r}: it takes {takes}") from None
+        return str(value)
+
+    def options(self) -> dict[str, str]:
+        """For Spark: all are text there."""
+        found = {}
+        for name, value in self.take("options", dict, {}, "a table").items():
+            if isinstance(value, (dict, list)):
+                raise self.error(f"options: {name} = {_shown(value)}: it takes one value")
+            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        return found
+
+    def table(self, name: str, default: Any = None) -> "_Table":
+        takes = f"a table: write [{name}] or {name} = {{...}}"
+        value = self.take(name, dict, _NEEDED if default is None else default, takes)
+        inner = f"{name}: " if self._what == "setting" else f"[{name}] "
+        return _Table(value, self.where + inner, self.file)
+
+    def tables(self, name: str) -> list["_Table"]:
+        takes = f"tables: write [[{name}]]"
+        value = self.take(name, list, [], takes)
+        if not all(isinstance(one, dict) for one in value):
+            raise self.error(f"{name}: it takes {takes}")
+        return [_Table(one, f"{self.where}[[{name}]] ", self.file) for one in value]
+
+    def end(self) -> None:
+        for name in self._table:
+            if self._what == "table" and name in _TABLES:
+                raise self.error(f"[{name}] is of another job: see [run] job")
+            known = [*self._known, *(_TABLES if self._what == "table" else ())]
+            raise self.error(f"{name}: there is no such {self._what}{_near(name, known)}")
+
+
+_NEEDED: Final = object()
+_TABLES: Final = ("source", "run", "subscription", "unmatched", "archive", "replay")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")

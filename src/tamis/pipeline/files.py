@@ -1,0 +1,135 @@
+"""Files of checkpoints and sinks: of this machine, or of any file system Hadoop knows.
+
+`of` chooses by the path: without a scheme it is local and needs no Spark.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import ConfigError
+from .config import is_local
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Files", "of"]
+
+
+class Files(Protocol):
+    """Of one directory tree; paths are whole. Errors of the system are OSError."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def names(self, path: str) -> list[str]:
+        """What is in a directory, sorted; nothing if there is no such directory."""
+
+    def make(self, path: str) -> None:
+        """The directory and those above it."""
+
+    def read(self, path: str) -> str: ...
+
+    def write(self, path: str, text: str) -> None:
+        """The whole file or, after a crash, what was there before."""
+
+    def rename(self, path: str, to: str) -> None:
+        """`to` must not be there. Atomic where the file system's rename is (not on S3)."""
+
+    def remove(self, path: str) -> None:
+        """With all that is in it, if it is there."""
+
+
+def of(path: str, spark: "SparkSession | None" = None) -> Files:
+    if is_local(path):
+        return _Local()
+    if spark is None:
+        raise ConfigError(f"{path}: Spark must run to reach it")
+    return _Hadoop(path, spark)
+
+
+class _Local:
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def names(self, path: str) -> list[str]:
+        return sorted(os.listdir(path)) if Path(path).exists() else []
+
+    def make(self, path: str) -> None:
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+    def read(self, path: str) -> str:
+        return Path(path).read_text("utf-8")
+
+    def write(self, path: str, text: str) -> None:
+        # Spark's readers pass over names that begin with a dot.
+        new = Path(path).with_name(f".{Path(path).name}.new")
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
+    def rename(self, path: str, to: str) -> None:
+        Path(path).rename(to)
+
+    def remove(self, path: str) -> None:
+        if Path(path).is_dir():
+            shutil.rmtree(path)
+        else:
+            Path(path).unlink(missing_ok=True)
+
+
+class _Hadoop:
+    def __init__(self, path: str, spark: "SparkSession") -> None:
+        jvm: Any = spark._jvm  # None under Spark Connect, where jobs do not run
+        assert jvm is not None
+        self._path = jvm.org.apache.hadoop.fs.Path
+        conf = spark._jsc.hadoopConfiguration()
+        self._system = self._call(lambda: self._path(path).getFileSystem(conf))
+
+    def exists(self, path: str) -> bool:
+        return bool(self._call(lambda: self._system.exists(self._path(path))))
+
+    def names(self, path: str) -> list[str]:
+        if not self.exists(path):
+            return []
+        found = self._call(lambda: self._system.listStatus(self._path(path)))
+        return sorted(status.getPath().getName() for status in found)
+
+    def make(self, path: str) -> None:
+        self._call(lambda: self._system.mkdirs(self._path(path)))
+
+    def read(self, path: str) -> str:
+        stream = self._call(lambda: self._system.open(self._path(path)))
+        try:
+            return bytes(self._call(stream.readAllBytes)).decode("utf-8")
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        parent, _, name = path.rpartition("/")
+        new = f"{parent}/.{name}.new"
+        stream = self._call(lambda: self._system.create(self._path(new), True))
+        self._call(lambda: stream.write(bytearray(text.encode())))
+        self._call(stream.close)
+        # HDFS renames over nothing: between the two calls the file is missing, `.new` is whole.
+        if self.exists(path):
+            self.remove(path)
+        self.rename(new, path)
+
+    def rename(self, path: str, to: str) -> None:
+        if not self._call(lambda: self._system.rename(self._path(path), self._path(to))):
+            raise OSError(0, "can't be renamed to " + to, path)
+
+    def remove(self, path: str) -> None:
+        self._call(lambda: self._system.delete(self._path(path), True))
+
+    def _call(self, work: Any) -> Any:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        try:
+            return work()
+        except Py4JJavaError as error:
+            why = str(error.java_exception.getMessage() or error.java_exception)
+            raise OSError(0, why.splitlines()[0]) from None

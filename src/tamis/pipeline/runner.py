@@ -1,0 +1,160 @@
+"""A streaming query from start to end: progress told, interruptions taken, errors in a line.
+
+The first Ctrl-C or SIGTERM lets the batch in progress end; a second gives it up, and the next run
+does it again. Either way nothing is lost, and nothing doubled where a sink is exactly once.
+"""
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import IO, Any, Final, Self
+
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ..errors import Error
+from ..spark.progress import progress, reason
+from ..spark.session import session
+
+__all__ = ["JobFailed", "Report", "Stop", "Stopped", "drive", "one_line", "spark_session"]
+
+_LOOK: Final = 0.2  # seconds between looks at the query
+
+
+class JobFailed(Error):
+    """Spark could not do it."""
+
+
+class Stopped(Exception):
+    """Raised by a batch that is not to begin any more."""
+
+
+class Stop:
+    """How often we were asked to stop, and by which signal. Within `with` it takes the signals."""
+
+    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
+        self.count = 0
+        self.signal = 0
+        self._say = say
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        return self.count > 0
+
+    def ask(self, number: int = signal.SIGINT) -> None:
+        self.count += 1
+        self.signal = number
+        if self.count == 1:
+            self._say("stopping when this batch is done; once more gives it up")
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        self.ask(number)
+
+
+class Report:
+    """Progress: a line that is written over on a terminal, else a line every few seconds."""
+
+    def __init__(self, stream: IO[str] | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._is_terminal = stream is not None and stream.isatty()
+        self._every = 0.5 if self._is_terminal else 5.0
+        self._now = now
+        self._began = self._last = now()
+        self._is_open = False
+
+    def update(self, messages: int, lag: int | None = None, *, force: bool = False) -> None:
+        now = self._now()
+        if self._stream is None or (now - self._last < self._every and not force):
+            return
+        self._last = now
+        seconds = max(now - self._began, 1e-9)
+        text = f"{messages:,} messages in {seconds:.0f} s, {messages / seconds:,.0f} a second"
+        if lag is not None:
+            text += f", {lag:,} to go"
+        if self._is_terminal:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._is_open = True
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def say(self, text: str) -> None:
+        self.close()
+        if self._stream is not None:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        if self._is_open and self._stream is not None:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+        self._is_open = False
+
+
+@contextlib.contextmanager
+def spark_session(
+    name: str, master: str | None, settings: Mapping[str, str]
+) -> Iterator[SparkSession]:
+    """The one there is, or a new one that ends with the block."""
+    there = SparkSession.getActiveSession()
+    spark = session(name, master=master, config=settings)
+    try:
+        yield spark
+    finally:
+        if there is None:
+            spark.stop()
+
+
+def drive(
+    query: StreamingQuery,
+    stop: Stop,
+    report: Report,
+    *,
+    is_busy: Callable[[], bool],
+    messages: Callable[[], int],
+) -> None:
+    """Until it has ended. `is_busy`: a batch is in progress and not yet recorded as done;
+    `messages`: how many went through. Raises JobFailed, unless we were asked to stop."""
+    try:
+        while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]  # seconds, also parts
+            told = progress(query.lastProgress)
+            report.update(messages(), told.lag if told else None)
+            if stop.count > 1 or (stop.asked and not is_busy()):
+                query.stop()
+    except StreamingQueryException as error:
+        if not stop.asked:
+            raise JobFailed(one_line(error)) from None
+    finally:
+        report.close()
+        if query.isActive:
+            query.stop()
+
+
+def one_line(error: BaseException) -> str:
+    """What a person needs of an exception of Spark's."""
+    if isinstance(error, Error):
+        return str(error)
+    ours = reason(error)
+    if ours is not None:
+        return ours
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    text = lines[0]
+    if isinstance(error, PySparkException):
+        caused = [line for line in lines if line.startswith("Caused by: ")]
+        text = caused[-1].removeprefix("Caused by: ") if caused else text
+    return text

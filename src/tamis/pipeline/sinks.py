@@ -1,0 +1,263 @@
+"""Rows of a batch to their sinks; files exactly once.
+
+A row says by its column `TO` which of the sinks it is for. Sinks of a kind share one write:
+
+    files     one write, partitioned by `TO`, into a directory readers pass over; then a rename
+              each to `<path>/batch=<number>`. One that is there is whole: a batch that is done
+              again gives the same rows, so it is left.
+    rocketmq  one write with a topic each; at least once, with a key a row
+    console   some rows of each, printed
+    others    an append each: Delta exactly once by its transaction marks, others at least once
+
+`_tamis.json` in a sink's directory names the run it belongs to. Rows of another run, or of whoever,
+are neither added to nor taken for ours.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from ..errors import ConfigError
+from . import files
+from .config import FILE_FORMATS, Sink, is_local
+
+__all__ = ["TO", "Sinks", "promise"]
+
+TO: Final = "_to"
+MARK: Final = "_tamis.json"
+_STAGING: Final = "_staging-"  # and what no other process has: one that was killed may linger
+_SYSTEM: Final = ("TAGS", "KEYS", "UNIQ_KEY", "CLUSTER", "WAIT")  # properties not for a person
+_SHOWN: Final = 10  # rows of a console sink a batch, unless its option numRows says otherwise
+
+
+def promise(sink: Sink) -> str:
+    """How often a row comes to be there if the job is killed and run again."""
+    if sink.format in (*FILE_FORMATS, "delta"):
+        return "exactly once"
+    return "at least once"
+
+
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """All sinks of a run. `run_id` is the checkpoint's; `out` prints what the console gets.
+
+    Without Spark it can only check, and only paths of this machine.
+    """
+
+    spark: SparkSession | None
+    run_id: str
+    out: Callable[[str], None] = print
+
+    def check(self, sinks: Iterable[Sink]) -> list[Sink]:
+        """Each can be written to and is ours or nobody's, else ConfigError. Gives the latter."""
+        nobodys = [sink for sink in self._files(sinks) if not self._is_ours(sink)]
+        for sink in nobodys:
+            _check_writable(sink)
+        return nobodys
+
+    def _files(self, sinks: Iterable[Sink]) -> list[Sink]:
+        found = [sink for sink in sinks if sink.format in FILE_FORMATS]
+        return [sink for sink in found if self.spark is not None or is_local(_path(sink))]
+
+    def claim(self, sinks: Iterable[Sink]) -> None:
+        """Before the job: as `check`, and what was nobody's is ours then."""
+        wanted = self._files(sinks)
+        for sink in self.check(wanted):
+            path = _path(sink)
+            mark = json.dumps({"run": self.run_id, "format": sink.format})
+            try:
+                place = files.of(path, self.spark)
+                place.make(path)
+                place.write(f"{path}/{MARK}", mark + "\n")
+            except OSError as error:
+                raise _not_writable(sink, error) from None
+        for sink in wanted:
+            place, path = files.of(_path(sink), self.spark), _path(sink)
+            for name in place.names(path):
+                if name.startswith(_STAGING):
+                    place.remove(f"{path}/{name}")
+
+    def _is_ours(self, sink: Sink) -> bool:
+        path = _path(sink)
+        try:
+            place = files.of(path, self.spark)
+            names = [name for name in place.names(path) if not name.startswith(".")]
+            if MARK not in names:
+                if names:
+                    raise ConfigError(
+                        f"sink {path}: it has files that this pipeline did not write:"
+                        " choose another path, or remove them"
+                    )
+                return False
+            owner = json.loads(place.read(f"{path}/{MARK}"))["run"]
+        except OSError as error:
+            raise _not_writable(sink, error) from None
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f"{path}/{MARK} is damaged: remove {path} or choose another"
+            ) from None
+        if owner != self.run_id:
+            raise ConfigError(
+                f"sink {path}: it was written by another run, whose checkpoint is not this one:"
+                " choose another path, or remove it"
+            )
+        return True
+
+    def jobs(self, sinks: Sequence[Sink]) -> list[list[int]]:
+        """Which sinks are written together: if more than one job, keep the rows for them."""
+        kinds: dict[object, list[int]] = {}
+        for number, sink in enumerate(sinks):
+            kinds.setdefault(_kind(sink, number), []).append(number)
+        return list(kinds.values())
+
+    def write(
+        self, rows: DataFrame, sinks: Sequence[Sink], batch: int, names: Sequence[str] = ()
+    ) -> None:
+        """One batch. `rows` have all columns that the sinks name, and TO, an index of `sinks`.
+
+        An action is run for each of `jobs`; it goes through all rows unless it is the console's.
+        `names` are what the console calls the sinks.
+        """
+        for job in self.jobs(sinks):
+            wanted = {number: sinks[number] for number in job}
+            first = sinks[job[0]]
+            if first.format in FILE_FORMATS:
+                self._write_files(rows, wanted, batch)
+            elif first.format == "rocketmq":
+                self._send(rows, wanted)
+            elif first.format == "console":
+                self._print(rows, wanted, names)
+            else:
+                self._append(rows.where(F.col(TO) == job[0]), first, job[0], batch)
+
+    def _write_files(self, rows: DataFrame, sinks: Mapping[int, Sink], batch: int) -> None:
+        first = next(iter(sinks.values()))
+        place = files.of(_path(first), self.spark)
+        todo = {
+            number: sink
+            for number, sink in sinks.items()
+            if not place.exists(_batch_path(sink, batch))
+        }
+        staging = f"{_path(first)}/{_STAGING}{uuid.uuid4().hex[:12]}"
+        chosen = rows.where(F.col(TO).isin([*todo])) if len(todo) < len(sinks) else rows
+        chosen = chosen.select(TO, *first.columns)
+        if not todo:
+            chosen.write.format("noop").mode("overwrite").save()
+            return
+        if len(todo) == 1:  # no sorting by TO
+            [number] = todo
+            one = chosen.where(F.col(TO) == number).drop(TO)
+            one.write.format(first.format).options(**first.options).save(f"{staging}/{TO}={number}")
+        else:
+            writer = chosen.write.format(first.format).options(**first.options)
+            writer.partitionBy(TO).save(staging)
+        for number, sink in todo.items():
+            written = f"{staging}/{TO}={number}"
+            if any(not name.startswith(("_", ".")) for name in place.names(written)):
+                place.make(_path(sink))
+                place.rename(written, _batch_path(sink, batch))
+        place.remove(staging)
+
+    def _send(self, rows: DataFrame, sinks: Mapping[int, Sink]) -> None:
+        first = next(iter(sinks.values()))
+        topics = F.create_map(
+            *(F.lit(part) for number, sink in sinks.items() for part in (number, sink.topic))
+        )
+        chosen = rows.where(F.col(TO).isin([*sinks])).select(
+            topics[F.col(TO)].alias("topic"),
+            F.concat_ws("/", "topic", "broker", "queue_id", "offset").alias("row_key"),
+            *("tags", "keys", "properties", "body"),
+        )
+        options = {"nameserver": first.nameserver or "", **first.options}
+        chosen.write.format("rocketmq").options(**options).mode("append").save()
+
+    def _print(self, rows: DataFrame, sinks: Mapping[int, Sink], names: Sequence[str]) -> None:
+        for number, sink in sinks.items():
+            few = int(sink.options.get("numRows", _SHOWN))
+            begin = f"{names[number]}: " if names else ""
+            for row in rows.where(F.col(TO) == number).select(*sink.columns).take(few):
+                self.out(begin + _line(row))
+
+    def _append(self, rows: DataFrame, sink: Sink, number: int, batch: int) -> None:
+        options = dict(sink.options)
+        if sink.format == "delta":
+            options |= {"txnAppId": f"{self.run_id}-{number}", "txnVersion": str(batch)}
+        writer = rows.select(*sink.columns).write.format(sink.format).options(**options)
+        if sink.format == "noop":
+            writer.mode("overwrite").save()
+        elif sink.table:
+            writer.mode("append").saveAsTable(sink.table)
+        else:
+            writer.mode("append").save(sink.path)
+
+
+def _kind(sink: Sink, number: int) -> object:
+    """Equal for sinks that one write can serve."""
+    options = tuple(sorted(sink.options.items()))
+    if sink.format in FILE_FORMATS:
+        return sink.format, options, sink.columns, _file_system(_path(sink))
+    if sink.format == "rocketmq":
+        return sink.format, sink.nameserver, options
+    if sink.format == "console":
+        return sink.format
+    return number
+
+
+def _file_system(path: str) -> object:
+    """Renames are within one."""
+    if is_local(path):
+        return _existing(path).stat().st_dev
+    return path.split("/", 3)[:3]
+
+
+def _existing(path: str) -> Path:
+    found = Path(path)
+    while not found.exists():
+        found = found.parent
+    return found
+
+
+def _path(sink: Sink) -> str:
+    assert sink.path is not None
+    return sink.path.rstrip("/")
+
+
+def _batch_path(sink: Sink, batch: int) -> str:
+    return f"{_path(sink)}/batch={batch}"
+
+
+def _check_writable(sink: Sink) -> None:
+    path = _path(sink)
+    if not is_local(path):
+        return
+    above = _existing(path)
+    if not above.is_dir():
+        raise ConfigError(f"sink {path}: {above} is no directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"sink {path}: {above} is not writable")
+
+
+def _not_writable(sink: Sink, error: OSError) -> ConfigError:
+    return ConfigError(f"sink {_path(sink)}: it can't be written to: {error.strerror or error}")
+
+
+def _line(row: Row) -> str:
+    """A row in a line: texts as they are, the rest named."""
+    return "  ".join(
+        _shown(name, value) for name, value in row.asDict().items() if value is not None
+    )
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return " ".join(f"{key}={own}" for key, own in value.items() if key not in _SYSTEM)
+    return str(value) if isinstance(value, str) else f"{name} {value}"

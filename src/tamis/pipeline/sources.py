@@ -1,0 +1,96 @@
+"""What a job reads, as a DataFrame: a topic over the wire, a store's directory, an archive."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from ..errors import ConfigError
+from ..spark.options import Options
+from ..spark.schema import row_type
+from ..spark.stream import StreamReader
+from .config import DEFAULT_COLUMNS, Source
+
+__all__ = ["check", "open_source"]
+
+
+def open_source(
+    spark: SparkSession,
+    source: Source,
+    *,
+    streaming: bool,
+    columns: Sequence[str] = DEFAULT_COLUMNS,
+    properties: Sequence[str] = (),
+    limit: int | None = None,
+) -> DataFrame:
+    """Rows with exactly these columns, then one of strings for each property. `limit`: messages of
+    a micro-batch of a stream."""
+    if source.archive is not None:
+        from . import archive
+
+        rows = archive.read(
+            spark,
+            source.archive,
+            streaming=streaming,
+            topics=source.topics,
+            start=source.start,
+            end=source.end,
+        )
+        named = [F.col("properties")[name].alias(name) for name in properties]
+        return rows.select(*columns, *named)
+    options = _options(source, columns, properties, streaming, limit)
+    name = "rocketmq" if source.nameserver else "rocketmq-log"
+    if streaming:
+        return spark.readStream.format(name).options(**options).load()
+    return spark.read.format(name).options(**options).load()
+
+
+def check(source: Source, offsets: Mapping[str, Any] | None) -> None:
+    """Before Spark starts: it can be reached and has what is to be read, from `offsets` on if the
+    job has begun before. Raises Error, TimeoutError."""
+    if source.archive is not None:
+        return
+    options = Options.parse(
+        _options(source, DEFAULT_COLUMNS, (), True, None), of_log=source.nameserver is None
+    )
+    reader = StreamReader(options, row_type(options.columns, options.properties))
+    try:
+        if offsets is None:
+            reader.initialOffset()
+        else:
+            reader.latestOffset(dict(offsets), ReadAllAvailable())
+    finally:
+        reader.stop()
+
+
+def _options(
+    source: Source,
+    columns: Sequence[str],
+    properties: Sequence[str],
+    streaming: bool,
+    limit: int | None,
+) -> dict[str, str]:
+    options = {"columns": ",".join(columns)}
+    if source.nameserver:
+        options["nameserver"] = source.nameserver
+    else:
+        options["path"] = source.store or ""
+    if source.topics:
+        options["topic"] = ",".join(source.topics)
+    if properties:
+        options["properties"] = ",".join(properties)
+    if source.start in ("earliest", "latest"):
+        options["startingOffsets"] = source.start
+    else:
+        options["startingTimestamp"] = source.start
+    if not streaming and source.end != "latest":
+        options["endingTimestamp"] = source.end
+    if streaming and limit is not None:
+        options["maxOffsetsPerTrigger"] = str(limit)
+    said = {name.lower() for name in options}
+    for name in source.options:
+        if name.lower() in said:
+            raise ConfigError(f"[source] options: {name} is what the pipeline sets itself")
+    return {**options, **source.options}

@@ -1,0 +1,107 @@
+"""Filters on DataFrames of messages: which groups want a message, and for which the filter failed.
+
+`evaluate` is for any DataFrame with the columns of a message. Jobs use its parts, to ask the source
+for each property once and for nothing they don't need.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from ..filter import Outcome, parse
+from ..filter.engines.catalyst import Compiler
+from ..filter.nodes import properties_of
+from ..spark.code import CodeFilter
+from ..spark.columns import tags
+from .config import DEFAULT_COLUMNS, OTHER_COLUMNS, Filter, Subscription
+
+__all__ = ["Needs", "evaluate", "needs", "outcome", "outcomes", "properties_read"]
+
+PLACE: Final = ("topic", "broker", "queue_id", "offset", "message_id")
+
+
+def evaluate(messages: DataFrame, subscriptions: Sequence[Subscription]) -> DataFrame:
+    """With two columns more: `groups`, ARRAY<STRING>, those that get the message, and `failed`,
+    those whose filter failed on it."""
+    outcomes = {one.group: outcome(one.filter) for one in subscriptions}
+    return messages.withColumns(
+        {
+            "groups": _names(outcomes, Outcome.TRUE),
+            "failed": _names(outcomes, Outcome.ERROR),
+        }
+    )
+
+
+def _names(outcomes: Mapping[str, Column], wanted: Outcome) -> Column:
+    names = [F.when(one == int(wanted), F.lit(group)) for group, one in outcomes.items()]
+    return F.array_compact(F.array(*names))
+
+
+def of_map(name: str) -> Column:
+    return F.col("properties")[name]
+
+
+def outcome(filter: Filter, property_of: Callable[[str], Column] = of_map) -> Column:
+    """TINYINT: `tamis.filter.Outcome`. Of code it takes the default columns of a message."""
+    [answer] = outcomes([filter], property_of)
+    return answer["outcome"] if filter.kind == "code" else answer
+
+
+def outcomes(
+    filters: Iterable[Filter], property_of: Callable[[str], Column] = of_map
+) -> list[Column]:
+    """One each: an outcome, of code STRUCT<outcome, error>. What is made of a property is made once
+    for all of them."""
+    compiler = Compiler(property_of)
+    found = []
+    for one in filters:
+        if one.kind == "tags":
+            found.append(tags(one.text).cast("tinyint"))
+        elif one.kind == "sql":
+            found.append(compiler.compile_outcome(parse(one.text, one.dialect)))
+        else:
+            found.append(CodeFilter(one.text, one.source).outcome(*DEFAULT_COLUMNS))
+    return found
+
+
+def properties_read(filter: Filter) -> tuple[str, ...]:
+    if filter.kind != "sql":
+        return ()
+    return properties_of(parse(filter.text, filter.dialect))
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What to ask a source for: columns of a message, and properties as columns of their own."""
+
+    columns: tuple[str, ...]
+    properties: tuple[str, ...]
+
+    def property_of(self, name: str) -> Column:
+        if name in self.properties:
+            return F.col(f"`{name}`")
+        return of_map(name)
+
+
+def needs(filters: Iterable[Filter], columns: Iterable[str]) -> Needs:
+    """For these filters, and for rows with these columns.
+
+    A property has a column of its own unless another column or property is called so, for which
+    case does not count in Spark.
+    """
+    filters = list(filters)
+    wanted = {*columns}
+    if any(one.kind == "code" for one in filters):
+        wanted |= {*DEFAULT_COLUMNS}
+    if any(one.kind == "tags" for one in filters):
+        wanted.add("tags")
+    read = dict.fromkeys(name for one in filters for name in properties_read(one))
+    taken = [name.lower() for name in (*DEFAULT_COLUMNS, *OTHER_COLUMNS, *read)]
+    named = tuple(name for name in read if taken.count(name.lower()) == 1)
+    if len(named) < len(read):
+        wanted.add("properties")
+    every = (*DEFAULT_COLUMNS, *OTHER_COLUMNS)
+    return Needs(tuple(name for name in every if name in wanted), named)

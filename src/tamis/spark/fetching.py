@@ -1,0 +1,418 @@
+"""What an executor does: messages of one range of one queue, as Arrow batches of Spark's columns.
+
+Over the wire several pulls are on their way at once (`_Window`); from a store directory records are
+read where they lie. Both give the same rows for the same messages, ordered by offset, each once,
+and hold a few batches in memory, however long the range.
+"""
+
+import logging
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from ..client.columns import Chunk, Placed, decode, schema_of
+from ..errors import (
+    DataLoss,
+    GroupNotFound,
+    NoPermission,
+    ResponseError,
+    SystemBusy,
+    TopicNotFound,
+    Unreachable,
+)
+from ..filter import parse
+from ..filter.engines.columnar import BatchFilter
+from ..filter.tags import ALL, TagFilter, parse_tags
+from ..net.blocking import BlockingPeer, connect
+from ..store.scan import Scan, bounds
+from ..store.select import SqlFilter
+from ..wire.bodies import MessageQueue
+from ..wire.codes import Language, PullFlag, RequestCode, ResponseCode
+from ..wire.command import Command
+from .ranges import Fetch, LogRange, WireRange
+
+__all__ = [
+    "arrow_schema",
+    "fetch_log",
+    "fetch_wire",
+    "log_bounds",
+    "log_offset_at",
+]
+
+log = logging.getLogger(__name__)
+
+_BATCH_BYTES: Final = 16 << 20  # of records, in one batch
+
+
+def arrow_schema(fetch: Fetch) -> pa.Schema:
+    """Of the batches."""
+    return schema_of(fetch.columns, fetch.properties, "us")
+
+
+def fetch_wire(part: WireRange, fetch: Fetch) -> Iterator[pa.RecordBatch]:
+    """Raises DataLoss, ResponseError, Unreachable, TimeoutError."""
+    chunks, rows, size = list[Chunk](), 0, 0
+    with _Window(part, fetch) as window:
+        for chunk, count in window:
+            chunks.append(chunk)
+            rows += count
+            size += len(chunk.body)
+            if rows >= fetch.batch_rows or size >= _BATCH_BYTES:
+                yield from _batch(chunks, fetch)
+                chunks, rows, size = [], 0, 0
+    if chunks:
+        yield from _batch(chunks, fetch)
+
+
+def _batch(chunks: list[Chunk] | Placed, fetch: Fetch) -> Iterator[pa.RecordBatch]:
+    tags, sql = _filters(fetch)
+    if isinstance(chunks, Placed):
+        sql = None  # that was asked already
+    batch = decode(
+        chunks,
+        columns=fetch.columns,
+        properties=fetch.properties,
+        tags=tags.tags if tags is not None else frozenset(),
+        sql=sql,
+        time_unit="us",
+    )
+    if batch.num_rows:
+        yield batch
+
+
+@lru_cache(64)
+def _filters(fetch: Fetch) -> tuple[TagFilter | None, BatchFilter | None]:
+    if fetch.sql is not None:
+        return None, BatchFilter(parse(fetch.sql, fetch.dialect))
+    tags = parse_tags(fetch.tags)
+    return (None if tags.matches_all else tags), None
+
+
+# Over the wire.
+
+_FOUND: Final = int(ResponseCode.SUCCESS)
+_PASSED: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
+_NOTHING: Final = int(ResponseCode.PULL_NOT_FOUND)
+_MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
+_NO_SQL: Final = "does not support consumer to filter message"
+_SUBSCRIPTION: Final = str(int(PullFlag.SUBSCRIPTION))
+_NEVER: Final = 2**63 - 1
+
+_AHEAD: Final = 16  # pulls on their way at once
+_KEPT: Final = (
+    32 << 20
+)  # bytes of answers waiting for earlier ones, above which no more are asked for
+# Messages a filtered pull asks for. A broker gives 32 all the same, but Apache's looks for them
+# among as many as it is asked for, 800 at least.
+_LOOKED_AT: Final = 8192
+_FULL: Final = 8  # messages at least that a full answer has: Apache's has 8 if they are on the disk
+_STEADY: Final = 64  # full answers after which more is asked for at once
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Part of the range, read by one pull after the other."""
+
+    at: int
+    stop: int
+    is_filtered: bool  # at the broker
+    is_asked: bool = False
+    answers: deque[tuple[Chunk, int] | DataLoss] = field(default_factory=deque)
+
+
+class _Window:
+    """The segments that are being read, in order, and the connection they are read by.
+
+    A segment is as long as what one answer covers, as far as that can be known: without a filter as
+    many messages as a broker gives at once, with one as many as the last answers went through.
+    """
+
+    def __init__(self, part: WireRange, fetch: Fetch) -> None:
+        self._part = part
+        self._fetch = fetch
+        self._at_broker = fetch.at_broker and any(_filters(fetch))
+        # until an answer tells, a filtered range is one segment
+        self._stride = _NEVER if self._at_broker else fetch.pull_size
+        self._steady = 0
+        self._fullest = _FULL  # messages in an answer
+        self._next = part.start  # where the next segment begins
+        self._segments = deque[_Segment]()
+        self._asked: dict[int, _Segment] = {}  # by opaque
+        self._kept = 0
+        self._lost = part.start  # up to where losses were told of
+        self._peer: BlockingPeer | None = None
+        self._failures = 0
+
+    def __enter__(self) -> "_Window":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._disconnect()
+
+    def __iter__(self) -> Iterator[tuple[Chunk, int]]:
+        """Answers and how many messages are in each, at the most."""
+        while True:
+            while self._segments and not self._segments[0].answers:
+                head = self._segments[0]
+                if head.at < head.stop:
+                    break
+                self._segments.popleft()
+            else:
+                if self._segments:
+                    answer = self._segments[0].answers.popleft()
+                    if isinstance(answer, DataLoss):
+                        self._lose(answer)
+                    else:
+                        self._kept -= len(answer[0].body)
+                        yield answer
+                    continue
+                if self._next >= self._part.end:
+                    return
+            self._wait()
+
+    def _wait(self) -> None:
+        """For at least one answer, over as many attempts as that may take."""
+        try:
+            if self._peer is None:
+                self._connect()
+            assert self._peer is not None
+            self._ask(self._peer)
+            for answer in self._peer.answers(self._fetch.timeout):
+                segment = self._asked.pop(answer.opaque, None)
+                if segment is not None:
+                    segment.is_asked = False
+                    self._take(segment, answer)
+            self._failures = 0
+            self._ask(self._peer)  # it has the next to do while these are looked at
+            self._peer.send(self._fetch.timeout)
+        except (ConnectionError, TimeoutError, ResponseError) as error:
+            self._recover(error)
+
+    def _ask(self, peer: BlockingPeer) -> None:
+        """For all there is room for; the first segment in any case."""
+        end, room = self._part.end, _AHEAD - len(self._asked)
+        while room > 0 and self._next < end and self._kept < _KEPT:
+            # What a filter passes over can't be told from what is gone: of a filtered range the
+            # first message is asked for as it is, and must be there.
+            is_filtered = self._at_broker and self._next > self._part.start
+            stride = 1 if self._at_broker and not is_filtered else self._stride
+            stop = min(self._next + stride, end)
+            self._segments.append(_Segment(self._next, stop, is_filtered))
+            self._next = stop
+            room -= 1
+        for segment in self._segments:
+            if not segment.is_asked and segment.at < segment.stop:
+                self._asked[peer.post(self._request(segment))] = segment
+                segment.is_asked = True
+            if self._kept >= _KEPT:
+                break
+
+    def _request(self, segment: _Segment) -> Command:
+        part, fetch = self._part, self._fetch
+        most = min(fetch.pull_size, segment.stop - segment.at)
+        subscription, kind = ALL, "TAG"
+        if segment.is_filtered:
+            most = max(fetch.pull_size, _LOOKED_AT)
+            subscription, kind = (fetch.sql, "SQL92") if fetch.sql else (fetch.tags or ALL, "TAG")
+        fields = {  # of `headers.PullMessage`; written out, since it is done for every pull
+            "consumerGroup": fetch.group,
+            "topic": part.queue.topic,
+            "queueId": str(part.queue.queue_id),
+            "queueOffset": str(segment.at),
+            "maxMsgNums": str(most),
+            "sysFlag": _SUBSCRIPTION,
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subVersion": "0",
+            "subscription": subscription,
+            "expressionType": kind,
+        }
+        return Command(code=RequestCode.PULL_MESSAGE, fields=fields, language=Language.PYTHON)
+
+    def _connect(self) -> None:
+        addresses = self._part.addresses
+        self._peer = connect(addresses[self._failures % len(addresses)], self._fetch.timeout)
+
+    def _disconnect(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+        self._peer = None
+        self._asked.clear()
+        for segment in self._segments:
+            segment.is_asked = False
+
+    def _recover(self, error: Exception) -> None:
+        """What was not answered is asked for again, over another connection, or this is raised."""
+        self._disconnect()
+        if isinstance(error, ResponseError):
+            if self._at_broker and self._fetch.sql and _refuses_sql(error):
+                log.info("%s: filtered here: %s", self._part.queue, error)
+                self._read_whole()
+                return
+            if not _is_passing(error):
+                raise self._explained(error) from None
+        self._failures += 1
+        if self._failures > self._fetch.retries:
+            if isinstance(error, ResponseError):
+                raise self._explained(error) from None
+            raise Unreachable("broker", ", ".join(self._part.addresses), str(error)) from error
+        log.info("%s: tried again: %s", self._part.queue, error)
+        time.sleep(min(_PAUSE * 2**self._failures, _LONGEST_PAUSE))
+
+    def _explained(self, error: ResponseError) -> ResponseError:
+        reason = error.remark.split("\n")[0]
+        why = f"{_shown(self._part.queue)} can't be read: {reason}"
+        if isinstance(error, GroupNotFound):
+            why += "; make the group, or name another by option groupId"
+        return ResponseError.of(error.code, why)
+
+    def _read_whole(self) -> None:
+        """From now on without a filter at the broker."""
+        self._at_broker, self._stride = False, self._fetch.pull_size
+        for segment in self._segments:
+            segment.is_filtered = False
+        last = self._segments[-1]
+        self._next = last.stop = last.at
+
+    def _take(self, segment: _Segment, answer: Command) -> None:
+        if answer.code not in (_FOUND, _PASSED, _NOTHING, _MOVED):
+            raise ResponseError.of(answer.code, answer.remark)
+        fields = answer.fields or {}  # of `headers.PullMessageResponse`
+        body = answer.body if answer.code == _FOUND else b""
+        at, reached = segment.at, int(fields["nextBeginOffset"])
+        first = int(fields["minOffset"])
+        if body and not segment.is_filtered:
+            first = max(first, _INT8.unpack_from(body, _OFFSET_AT)[0])
+        if first > at:
+            self._note_loss(segment, first)
+            reached = max(reached, first)
+        elif answer.code in (_NOTHING, _MOVED) or reached <= at:
+            is_further = at < reached < self._part.end
+            self._note_loss(segment, reached if is_further else None)
+            reached = reached if is_further else segment.stop
+        count = 0
+        if body and first < segment.stop:
+            queue = self._part.queue
+            before = segment.stop if reached > segment.stop else _NEVER
+            count = _count(body) if segment.is_filtered else reached - at
+            chunk = Chunk(queue.broker_name, queue.topic, body, before)
+            segment.answers.append((chunk, count))
+            self._kept += len(body)
+        segment.at = min(reached, segment.stop)
+        self._learn(segment, reached - at, count)
+
+    def _note_loss(self, segment: _Segment, first: int | None) -> None:
+        end = self._part.end
+        stop = end if first is None else min(first, end)
+        segment.answers.append(DataLoss(_shown(self._part.queue), segment.at, stop, first))
+
+    def _lose(self, loss: DataLoss) -> None:
+        """Once for all segments it is about."""
+        if self._fetch.fail_on_data_loss:
+            raise loss
+        if loss.wanted >= self._lost:
+            log.warning("%s", loss)
+        self._lost = loss.stop
+
+    def _learn(self, segment: _Segment, span: int, count: int) -> None:
+        """How long segments should be, from an answer that went through so many offsets."""
+        if not segment.is_filtered:
+            if self._at_broker:
+                return
+            if segment.at < segment.stop:
+                self._stride, self._steady = span, 0
+            else:
+                self._steady += 1
+                if self._steady >= _STEADY:
+                    self._stride, self._steady = min(2 * self._stride, self._fetch.pull_size), 0
+            return
+        self._fullest = max(self._fullest, count)
+        # a full answer might have gone further: a segment is rather too short than too long
+        seen = max(span * 4 // 5, 1) if count >= self._fullest else span
+        if self._stride == _NEVER:
+            self._stride = seen
+            self._next = segment.stop = segment.at
+        else:
+            self._stride = max((self._stride + seen) // 2, 1)
+
+
+_INT8: Final = struct.Struct(">q")
+_INT4: Final = struct.Struct(">i")
+_OFFSET_AT: Final = 20  # the queue offset in a record
+_PAUSE: Final = 0.05  # seconds before the first further attempt, doubled by each
+_LONGEST_PAUSE: Final = 2.0
+
+
+def _count(body: bytes | memoryview) -> int:
+    """Records in it."""
+    at = count = 0
+    while at < len(body):
+        at += max(_INT4.unpack_from(body, at)[0], 1)
+        count += 1
+    return count
+
+
+def _shown(queue: MessageQueue) -> str:
+    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+
+
+def _refuses_sql(error: ResponseError) -> bool:
+    """It is switched off there, or the broker is of another dialect."""
+    return error.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED or _NO_SQL in error.remark
+
+
+def _is_passing(error: ResponseError) -> bool:
+    """Whether it may be otherwise in a moment."""
+    if isinstance(error, NoPermission | TopicNotFound):
+        return False
+    return error.retriable or isinstance(error, SystemBusy)
+
+
+# From a store directory.
+
+
+def fetch_log(part: LogRange, fetch: Fetch) -> Iterator[pa.RecordBatch]:
+    """Raises DataLoss, StoreError."""
+    scan = Scan(part.root, part.topic, part.queue_id)
+    try:
+        start, end = max(part.start, scan.first), min(part.end, scan.end)
+        if start > part.start:
+            _lose(part, fetch, part.start, min(start, part.end), start)
+        if scan.units_end < part.end:
+            _lose(part, fetch, max(start, scan.units_end), part.end, None)
+        tags, sql = _filters(fetch)
+        wanted = SqlFilter(sql) if sql is not None else tags
+        for found in scan.read(start, end, wanted, fetch.batch_rows, _BATCH_BYTES):
+            for offset in found.missing:
+                _lose(part, fetch, offset, offset + 1, start)
+            yield from _batch(Placed(part.broker, part.topic, *found[:4]), fetch)
+    finally:
+        scan.close()
+
+
+def _lose(part: LogRange, fetch: Fetch, at: int, stop: int, first: int | None) -> None:
+    queue = f"{part.topic}/{part.broker or part.root}/{part.queue_id}"
+    loss = DataLoss(queue, at, stop, first, "store")
+    if fetch.fail_on_data_loss:
+        raise loss
+    log.warning("%s", loss)
+
+
+def log_bounds(root: str) -> dict[tuple[str, int], tuple[int, int]]:
+    """(first, end) of every queue in a store, by topic and queue id. Raises StoreError."""
+    return bounds(root)
+
+
+def log_offset_at(root: str, topic: str, queue_id: int, millis: int) -> int:
+    """The first offset stored at that time or later; the end if there is none."""
+    scan = Scan(root, topic, queue_id)
+    try:
+        return scan.offset_at(millis)
+    finally:
+        scan.close()

@@ -1,0 +1,130 @@
+"""Positions in queues: Spark's JSON for them, how much a trigger takes, how ranges are cut.
+
+Pure functions. A position that names no queue knows nothing of it, which is not the same as 0.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from ..wire.bodies import MessageQueue
+
+__all__ = ["Bounds", "Positions", "Range", "cut", "pack", "share"]
+
+
+class Bounds(NamedTuple):
+    """Of the messages a queue has: the first one's offset, and that of the one to come."""
+
+    first: int
+    end: int
+
+
+class Range(NamedTuple):
+    queue: MessageQueue
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+_BESIDE: Final = ""  # no topic is called so
+_SCANNED: Final = "scanned"
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where a stream is: the offset of the next message of each queue, and how many it has passed,
+    since it began, to come there. That is more than it delivered if it filters."""
+
+    offsets: Mapping[MessageQueue, int]
+    scanned: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for queue in sorted(self.offsets):
+            brokers = made.setdefault(queue.topic, {})
+            brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = self.offsets[queue]
+        made[_BESIDE] = {_SCANNED: self.scanned}
+        return made
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Positions":
+        """Raises ValueError for what `to_json` does not make."""
+        try:
+            offsets = {
+                MessageQueue(topic, broker, int(number)): int(offset)
+                for topic, brokers in value.items()
+                if topic != _BESIDE
+                for broker, numbers in brokers.items()
+                for number, offset in numbers.items()
+            }
+            return cls(offsets, int(value.get(_BESIDE, {}).get(_SCANNED, 0)))
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(f"{value!r} are no positions of this source") from None
+
+    def moved(self, offsets: Mapping[MessageQueue, int]) -> "Positions":
+        """There, from here."""
+        passed = sum(one.size for one in self.ranges(offsets))
+        return Positions(offsets, self.scanned + passed)
+
+    def ranges(self, ends: Mapping[MessageQueue, int]) -> list[Range]:
+        """What lies between here and there. A queue that is not known here has nothing yet."""
+        found = [
+            Range(queue, self.offsets[queue], ends[queue])
+            for queue in sorted(ends)
+            if queue in self.offsets
+        ]
+        return [one for one in found if one.size > 0]
+
+
+def share(ranges: Iterable[Range], most: int | None) -> dict[MessageQueue, int]:
+    """The end of each range when all together may have `most` messages: each has its part."""
+    ranges = list(ranges)
+    if most is None or sum(one.size for one in ranges) <= most:
+        return {one.queue: one.end for one in ranges}
+    parts = _divided(most, [one.size for one in ranges])
+    return {one.queue: one.start + part for one, part in zip(ranges, parts, strict=True)}
+
+
+def _divided(amount: int, weights: list[int]) -> list[int]:
+    """In proportion to the weights; those that lose most by rounding down get one more."""
+    total = sum(weights)
+    parts = [weight * amount // total for weight in weights]
+    by_loss = sorted(range(len(weights)), key=lambda n: -(weights[n] * amount % total))
+    for number in by_loss[: amount - sum(parts)]:
+        parts[number] += 1
+    return parts
+
+
+def cut(ranges: Iterable[Range], at_least: int | None, largest: int | None) -> list[Range]:
+    """Ranges cut so that there are `at_least` so many, if there are messages enough, in proportion
+    to their sizes, and none has more than `largest`."""
+    ranges = list(ranges)
+    pieces = [1] * len(ranges)
+    if at_least is not None and at_least > len(ranges) > 0:
+        pieces = _divided(at_least, [one.size for one in ranges])
+    cut_up = []
+    for one, count in zip(ranges, pieces, strict=True):
+        if largest is not None:
+            count = max(count, -(-one.size // largest))
+        count = min(max(count, 1), one.size)
+        edges = [one.start + one.size * number // count for number in range(count + 1)]
+        cut_up += [Range(one.queue, *edge) for edge in pairwise(edges)]
+    return cut_up
+
+
+def pack(ranges: Iterable[Range], size: int) -> list[list[Range]]:
+    """Small ranges together, up to `size` messages: a task costs more than reading a few."""
+    packs: list[list[Range]] = []
+    room = 0
+    for one in ranges:
+        if one.size <= room:
+            packs[-1].append(one)
+            room -= one.size
+        else:
+            packs.append([one])
+            room = max(size - one.size, 0)
+    return packs

@@ -1,0 +1,84 @@
+"""What Spark's progress of a query says of our sources: how much was looked at, how much of it was
+wanted, how much is left.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .offsets import Positions
+
+__all__ = ["Progress", "progress", "reason"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of one micro-batch."""
+
+    scanned: int  # offsets passed
+    delivered: int  # rows that were not filtered out at the source
+    lag: int | None  # offsets there are beyond; None if that is not known
+    scanned_in_all: int  # since the query began
+
+
+def progress(of_query: Any) -> Progress | None:
+    """Of `query.lastProgress`, or of what a listener is given. Several sources of ours are added
+    up; None if there is none of them, or nothing yet."""
+    if of_query is None:
+        return None
+    told = of_query if isinstance(of_query, dict) else json.loads(of_query.json)
+    found = [
+        one
+        for source in told.get("sources", ())
+        if (one := _of_source(source)) is not None
+    ]  # fmt: skip
+    if not found:
+        return None
+    lags = [one.lag for one in found]
+    return Progress(
+        scanned=sum(one.scanned for one in found),
+        delivered=sum(one.delivered for one in found),
+        lag=None if None in lags else sum(lag for lag in lags if lag is not None),
+        scanned_in_all=sum(one.scanned_in_all for one in found),
+    )
+
+
+def _of_source(source: Mapping[str, Any]) -> Progress | None:
+    end = _positions(source.get("endOffset"))
+    if end is None:
+        return None
+    start = _positions(source.get("startOffset")) or Positions({})
+    latest = _positions(source.get("latestOffset"))
+    return Progress(
+        scanned=end.scanned - start.scanned,
+        delivered=int(source.get("numInputRows", 0)),
+        lag=None if latest is None else sum(one.size for one in end.ranges(latest.offsets)),
+        scanned_in_all=end.scanned,
+    )
+
+
+def _positions(value: Any) -> Positions | None:
+    """Of Spark's JSON, which is there as text, as a value, or not at all."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            return None
+    if not isinstance(value, dict) or "" not in value:
+        return None
+    try:
+        return Positions.from_json(value)
+    except ValueError:
+        return None
+
+
+def reason(error: BaseException) -> str | None:
+    """Our own line in an exception of Spark's: it wraps what Python code raised in the text of a
+    traceback. None if there is none."""
+    found = None
+    for line in str(error).splitlines():
+        name, colon, text = line.strip().partition(": ")
+        if colon and name.startswith("tamis.errors."):
+            found = text
+    return found

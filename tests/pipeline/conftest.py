@@ -1,0 +1,3 @@
+from sparkling import local_cluster, spark
+
+__all__ = ["local_cluster", "spark"]

@@ -1,0 +1,125 @@
+"""Pipeline files: what they mean, and what is said of those that mean nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from tamis.errors import ConfigError
+from tamis.pipeline import load
+from tamis.pipeline.config import ALL, DEFAULT_COLUMNS
+
+SOURCE = '[source]\nnameserver = "127.0.0.1:9876"\ntopic = "orders"\n'
+SINK = 'sink = { format = "parquet", path = "out" }'
+PAID = f'[[subscription]]\ngroup = "paid"\ntags = "PAID"\n{SINK}\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "orders.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_route_has_its_defaults_and_paths_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "filters.py").write_text("class Odd: ...")
+    text = f"""{SOURCE}
+        start = 2026-11-15T09:30:00Z
+        options = {{ failOnDataLoss = false, retries = 3 }}
+        {PAID}
+        [[subscription]]
+        group = "eu-big"
+        sql = "region = 'eu' AND price > 100"
+        sink = {{ format = "rocketmq", topic = "eu-big" }}
+        [[subscription]]
+        group = "odd"
+        code = "filters.py:Odd"
+        sink = {{ format = "csv", path = "s3://bucket/odd", columns = ["offset", "keys"] }}
+        [unmatched]
+        sink = {{ format = "console" }}
+        """
+    config = load(write(tmp_path, text))
+    assert config.job == "route"
+    assert config.source.name == "nameserver 127.0.0.1:9876, topic orders"
+    assert config.source.start == "2026-11-15T09:30:00+00:00"
+    assert config.source.options == {"failOnDataLoss": "false", "retries": "3"}
+    assert config.checkpoint == str(tmp_path / ".tamis" / "orders")
+    assert config.summary == str(tmp_path / ".tamis" / "orders" / "summary.json")
+    paid, eu_big, odd = config.subscriptions
+    assert paid.sink.path == str(tmp_path / "out")
+    assert paid.sink.columns == DEFAULT_COLUMNS
+    assert (eu_big.sink.topic, eu_big.sink.nameserver) == ("eu-big", "127.0.0.1:9876")
+    assert odd.filter.source == "class Odd: ..."
+    assert (odd.sink.path, odd.sink.columns) == ("s3://bucket/odd", ("offset", "keys"))
+    assert config.unmatched is not None
+    for one in config.subscriptions:
+        assert type(one).from_dict(one.to_dict()) == one
+
+
+def test_the_other_jobs_have_tables_of_their_own(tmp_path: Path) -> None:
+    archive = load(
+        write(
+            tmp_path,
+            f'{SOURCE}[run]\njob = "archive"\n'
+            '[archive]\npath = "history"\nproperties = ["region", "price:double"]',
+        )
+    ).archive
+    assert archive is not None
+    assert (archive.path, archive.format) == (str(tmp_path / "history"), "parquet")
+    assert archive.properties == ("region", "price:double")
+    replay = load(
+        write(
+            tmp_path,
+            f'{SOURCE}[run]\njob = "replay"\n[replay]\nsince = 2026-11-01\nrate = 500\n{SINK}',
+        )
+    ).replay
+    assert replay is not None
+    assert (replay.filter, replay.since, replay.rate) == (ALL, "2026-11-01", 500.0)
+
+
+WRONG = {
+    "[source": "orders.toml: Expected ']'",
+    "": "orders.toml: has no source",
+    "[sorce]": "has no source; is sorce meant for it?",
+    PAID: "has no source",
+    '[source]\ntopic = "orders"': "[source] does not say where messages are: give it one of",
+    '[source]\nstore = "a"\narchive = "b"': "[source] has store and archive: give it one of",
+    '[source]\nnameserver = "h:1"\n' + PAID: "[source] has no topic",
+    f'{SOURCE}strat = "latest"\n{PAID}': "[source] strat: there is no such setting; did you mean",
+    f'{SOURCE}start = "soon"\n{PAID}': "start = 'soon': it takes earliest, latest, a time in ISO",
+    f'{SOURCE}dialect = "5.0"\n{PAID}': "dialect = '5.0': it takes one of 4.9, 5.1.3",
+    f"{SOURCE}options = {{ a = [1] }}\n{PAID}": "options: a = [1]: it takes one value",
+    SOURCE: "has no [[subscription]]: nothing would be routed",
+    f'{SOURCE}[run]\njob = "rout"\n{PAID}': "[run] job = 'rout': it takes one of route, archive, "
+    "replay; did you mean route?",
+    f"{SOURCE}[run]\nmax_offsets_per_batch = 0\n{PAID}": "takes a whole number above 0",
+    f'{SOURCE}[archive]\npath = "a"\n{PAID}': "[archive] is of another job: see [run] job",
+    f'{SOURCE}[subscription]\ngroup = "paid"': "it takes tables: write [[subscription]]",
+    f"{SOURCE}{PAID}{PAID}": "subscription paid: there are two of that group",
+    f"{SOURCE}{PAID}{PAID.replace('paid', 'again')}": "out is the sink of subscription paid too",
+    f"{SOURCE}{PAID}{PAID.replace('paid', 'in').replace('out', 'out/in')}": "lie in each other",
+    f"{SOURCE}{PAID}[unmatched]\n{SINK}": "[unmatched] sink:",
+    f"{SOURCE}{PAID.replace('paid', 'a/b')}": "subscription a/b: a group is named by letters",
+    f"{SOURCE}{PAID.replace('group', 'gruop')}": "the first has no group",
+    SOURCE + PAID.replace('tags = "PAID"', ""): "paid: has no filter: give it one of tags, sql",
+    f'{SOURCE}{PAID}sql = "a = 1"': "subscription paid: has both tags and sql: give it one of them",
+    SOURCE + PAID.replace('tags = "PAID"', 'sql = "a >"'): "subscription paid: sql: column 4",
+    SOURCE + PAID.replace('"PAID"', '"||"'): "subscription paid: tags: column 1",
+    SOURCE + PAID.replace('tags = "PAID"', 'code = "a.py"'): "code = 'a.py': write file.py:Class",
+    SOURCE + PAID.replace('tags = "PAID"', 'code = "a.py:A"'): "code: there is no file",
+    f"{SOURCE}{PAID.replace('path', 'paht')}": "sink: format parquet needs a path",
+    f"{SOURCE}{PAID.replace('parquet', 'csv')}": "csv has no room for properties and body",
+    f"{SOURCE}{PAID.replace('parquet', 'rocketmq')}": "format rocketmq needs a topic",
+    SOURCE + PAID.replace(" }", ', columns = ["ofset"] }'): "no ofset; did you mean offset?",
+    SOURCE + PAID.replace(" }", ", mode = 1 }"): "sink: mode: there is no such setting",
+    f"{SOURCE}{PAID.replace('sink', 'snk')}": "subscription paid: has no sink",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: text.replace("\n", ";"))
+def test_what_is_wrong_is_told_in_a_line_with_the_file(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    first, *picture = str(caught.value).split("\n")
+    assert first.startswith(f"{file}: ")
+    assert WRONG[text] in first
+    assert not picture or picture[-1].strip() == "^"

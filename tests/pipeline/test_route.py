@@ -1,0 +1,415 @@
+"""Route: one pass, every group's messages to its sink, through crashes and changes of the file."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+from sparkling import SETTINGS, create_topic, send_all
+
+from tamis.cli.main import main
+from tamis.message import Message
+from tamis.pipeline import load, route
+from tamis.pipeline.runner import Stop
+from tamis.testing import LocalCluster
+
+PATIENCE = 180.0
+
+# Of each of these 10 messages there are as many as asked for.
+ORDERS = (
+    ("PAID", {"region": "eu", "price": "120"}),
+    ("PAID", {"region": "eu", "price": "free"}),
+    ("PAID", {"region": "us", "price": "7"}),
+    ("NEW", {"region": "eu", "price": "80"}),
+    ("NEW", {"region": "eu", "price": "500"}),
+    ("NEW", {"region": "us", "price": "oops"}),
+    ("NEW", {"region": "cn"}),
+    ("REFUND", {"region": "eu"}),
+    ("REFUND", {"region": "us", "price": "1"}),
+    ("LOST", {}),
+)
+
+STRICT = """
+class Strict:
+    def match(self, message):
+        return float(message.properties["price"]) < 10
+"""
+
+
+def send(cluster: LocalCluster, topic: str, times: int, first: int = 0) -> None:
+    """Keys are numbers, from `first`; the order of a number is that of its last digit."""
+    numbers = range(first, first + 10 * times)
+    messages = [
+        Message(topic, b"%d" % n, tags=ORDERS[n % 10][0], keys=str(n), properties=ORDERS[n % 10][1])
+        for n in numbers
+    ]
+    send_all(cluster, messages)
+
+
+def wanted(digits: str, numbers: range) -> list[int]:
+    return [n for n in numbers if str(n % 10) in digits]
+
+
+class Pipeline(NamedTuple):
+    """A file of three groups in a folder."""
+
+    spark: SparkSession | None
+    cluster: LocalCluster
+    topic: str
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "orders.toml"
+
+    def write(self, **changed: str) -> None:
+        (self.folder / "strict.py").write_text(STRICT)
+        filters = {
+            "eu-big": "sql = \"region = 'eu' AND price > 100\"",
+            "paid": 'tags = "PAID || REFUND"',
+            "cheap": 'code = "strict.py:Strict"',
+            **{name.replace("_", "-"): text for name, text in changed.items()},
+        }
+        text = f"""
+            [source]
+            nameserver = "{self.cluster.nameserver}"
+            topic = "{self.topic}"
+            [run]
+            max_offsets_per_batch = 25
+            [unmatched]
+            sink = {{ format = "json", path = "rest", columns = ["keys", "offset"] }}
+            """
+        for group, filter in filters.items():
+            text += f"""
+            [[subscription]]
+            group = "{group}"
+            {filter}
+            sink = {{ format = "parquet", path = "{group}" }}
+            """
+        self.file.write_text("\n".join(line.strip() for line in text.splitlines()))
+
+    def run(self, stop: Stop | None = None) -> route.RouteSummary:
+        config = load(self.file)
+        route.check(config)
+        assert self.spark is not None
+        return route.run(self.spark, config, stop=stop)
+
+    def got(self, group: str) -> list[int]:
+        """Keys in the group's sink."""
+        assert self.spark is not None
+        form = "json" if group == "rest" else "parquet"
+        rows = self.spark.read.format(form).load(str(self.folder / group)).select("keys").collect()
+        return sorted(int(row["keys"]) for row in rows)
+
+
+@pytest.fixture
+def pipeline(
+    spark: SparkSession, local_cluster: LocalCluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> Pipeline:
+    topic = request.node.name[:60]
+    create_topic(local_cluster, topic, queues=2)
+    return Pipeline(spark, local_cluster, topic, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def empty_topic(local_cluster: LocalCluster) -> str:
+    create_topic(local_cluster, "empty", queues=2)
+    return "empty"
+
+
+def test_one_pass_serves_every_group_and_a_changed_file_applies_from_an_offset_on(
+    pipeline: Pipeline,
+) -> None:
+    send(pipeline.cluster, pipeline.topic, 4)
+    pipeline.write()
+    summary = pipeline.run()
+    first = range(40)
+    assert summary.status == "done"
+    assert (summary.messages, summary.batches) == (40, 2)
+    assert pipeline.got("eu-big") == wanted("04", first)
+    assert pipeline.got("paid") == wanted("01278", first)
+    assert pipeline.got("cheap") == wanted("28", first)
+    assert pipeline.got("rest") == wanted("3569", first)
+    counts = {one.group: (one.matched, one.failed, one.total) for one in summary.groups}
+    assert counts == {"eu-big": (8, 4, 8), "paid": (20, 0, 20), "cheap": (8, 20, 8)}
+    assert summary.unmatched == 16
+    eu_big, _, cheap = summary.groups
+    assert "'free' can't be read as an int" in eu_big.samples[0].reason
+    assert eu_big.samples[0].place.startswith(f"{pipeline.topic}/broker-a/")
+    assert {one.reason for one in cheap.samples} <= {
+        "ValueError: could not convert string to float: 'free'",
+        "ValueError: could not convert string to float: 'oops'",
+        "KeyError: 'price'",
+    }
+    assert "eu-big failed on 4 messages, such as" in "\n".join(summary.lines())
+
+    # A group with another filter, one more, one less; and a new run that finds nothing new.
+    send(pipeline.cluster, pipeline.topic, 1, first=40)
+    pipeline.write(eu_big="sql = \"region = 'us'\"", far="sql = \"region IN ('cn', 'us')\"")
+    summary = pipeline.run()
+    assert (summary.messages, summary.batches) == (10, 1)
+    [changed, new] = summary.notes
+    assert changed.startswith("subscription eu-big changed: applies from")
+    assert f"{pipeline.topic}/broker-a/0 at 20" in changed
+    assert new.startswith("subscription far is new: applies from")
+    assert pipeline.got("eu-big") == wanted("04", first) + wanted("258", range(40, 50))
+    assert pipeline.got("far") == wanted("2568", range(40, 50))
+    assert next(one.total for one in summary.groups if one.group == "paid") == 25
+    assert pipeline.run().messages == 0
+
+
+def test_a_batch_done_twice_is_written_once(pipeline: Pipeline) -> None:
+    send(pipeline.cluster, pipeline.topic, 2)
+    pipeline.write()
+    assert pipeline.run().messages == 20
+    # As after a crash between the sinks and Spark's record of the batch; one sink was not reached.
+    commits = pipeline.folder / ".tamis" / "orders" / "spark" / "commits"
+    for file in (commits / "0", commits / ".0.crc"):
+        file.unlink(missing_ok=True)
+    shutil.rmtree(pipeline.folder / "paid" / "batch=0")
+    pipeline.write(eu_big="sql = \"region = 'us'\"")  # not for that batch
+    summary = pipeline.run()
+    assert "batch 0 was begun by an earlier run and is done again" in summary.notes
+    assert pipeline.got("eu-big") == wanted("04", range(20))
+    assert pipeline.got("paid") == wanted("01278", range(20))
+    assert pipeline.got("rest") == wanted("3569", range(20))
+    assert {one.group: one.total for one in summary.groups}["paid"] == 10
+
+
+def test_a_run_that_is_stopped_goes_on_with_the_next(pipeline: Pipeline) -> None:
+    send(pipeline.cluster, pipeline.topic, 3)
+    pipeline.write()
+    stop = Stop()
+    stop.ask()
+    summary = pipeline.run(stop)
+    assert (summary.status, summary.messages) == ("stopped", 0)
+    assert pipeline.run().messages == 30
+    assert pipeline.got("paid") == wanted("01278", range(30))
+
+
+# Runs a file and, at the place named, says so and stays there until it is killed.
+PROGRAM = """
+import pathlib, sys, threading
+from tamis.pipeline import files, load, route
+from tamis.spark import session
+
+file, place, reached = sys.argv[1:4]
+
+def stay():
+    pathlib.Path(reached).touch()
+    threading.Event().wait()
+
+if place == "between renames":
+    rename = files._Local.rename
+    def rename_one(self, path, to):
+        rename(self, path, to)
+        stay()
+    files._Local.rename = rename_one
+settings = dict(pair.split("=") for pair in sys.argv[4:])
+route.run(session(master="local[2]", config=settings), load(file))
+"""
+
+SLOW = """
+import pathlib, time
+class Strict:
+    def match(self, message):
+        if message.keys[0] == "39" and pathlib.Path({hang!r}).exists():
+            pathlib.Path({reached!r}).touch()
+            while pathlib.Path({hang!r}).exists():
+                time.sleep(0.05)
+        return float(message.properties["price"]) < 10
+"""
+
+
+@pytest.fixture
+def killed(pipeline: Pipeline) -> Iterator[Callable[[str], None]]:
+    """Runs the pipeline in a process that is killed at a place in the middle of a batch."""
+    hang, reached = pipeline.folder / "hang", pipeline.folder / "reached"
+    processes = []
+
+    def run(place: str) -> None:
+        reached.unlink(missing_ok=True)
+        if place == "in a filter":
+            hang.touch()
+        settings = [f"{name}={value}" for name, value in SETTINGS.items()]
+        log = open(pipeline.folder / "log", "w")  # noqa: SIM115
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, pipeline.file, place, reached, *settings],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        log.close()
+        processes.append(process)
+        deadline = time.monotonic() + PATIENCE
+        while not reached.exists():
+            said = (pipeline.folder / "log").read_text()
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        hang.unlink(missing_ok=True)  # workers are in a group of their own
+
+    yield run
+    hang.unlink(missing_ok=True)
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_kill_9_in_the_middle_of_a_batch_loses_and_doubles_nothing(
+    pipeline: Pipeline, killed: Callable[[str], None]
+) -> None:
+    send(pipeline.cluster, pipeline.topic, 6)
+    pipeline.write()
+    slow = SLOW.format(hang=str(pipeline.folder / "hang"), reached=str(pipeline.folder / "reached"))
+    (pipeline.folder / "strict.py").write_text(slow)
+    killed("in a filter")
+    killed("between renames")
+    numbers = range(60)
+    there = [path.parent.name for path in pipeline.folder.glob("*/batch=*")]
+    assert there  # some of the groups have a batch that others have not
+    summary = pipeline.run()
+    assert summary.status == "done"
+    for group, digits in ("eu-big", "04"), ("paid", "01278"), ("cheap", "28"), ("rest", "3569"):
+        assert Counter(pipeline.got(group)) == Counter(wanted(digits, numbers))
+    assert {one.group: one.total for one in summary.groups} == {
+        "eu-big": 12,
+        "paid": 30,
+        "cheap": 12,
+    }
+    assert not list(pipeline.folder.glob("*/_staging*"))
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def tamis(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["tamis", "pipeline", "run", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+STATE = {
+    "version": 1,
+    "run": "x",
+    "source": "nameserver {cluster}, topic {topic}",
+    "job": "route",
+    "data": {},
+}
+OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":0}\n'
+GONE = OFFSETS + '{"{topic}": {"broker-a": {"0": 900, "1": 900}}, "": {"scanned": 1}}'
+
+# Files to be there before, what of the pipeline's file is replaced by what, and what is said.
+ERRORS = {
+    "missing topic": ({}, ("{topic}", "nowhere"), 1, "nowhere"),
+    "dead name server": (
+        {},
+        ('{cluster}"', '127.0.0.1:1"\noptions = { retries = 0 }'),
+        1,
+        "127.0.0.1:1 can't be reached",
+    ),
+    "bad filter": ({}, ("price > 100", "price >"), 2, "subscription eu-big: sql: column 26"),
+    "unknown setting": ({}, ("[run]", "[run]\nevery = 1"), 2, "every: there is no such setting"),
+    "unknown option": ({}, ("[run]", "options = { pol = 1 }\n[run]"), 2, "no option pol"),
+    "no class": ({}, (":Strict", ":Lax"), 2, "cheap: code strict.py:Lax: strict.py has no class"),
+    "sink in a file": ({}, ('"paid" }', '"strict.py/x" }'), 2, "strict.py is no directory"),
+    "sink of others": ({"paid/data.csv": "1"}, ("", ""), 2, "it has files that this pipeline did"),
+    "sink of a run": ({"paid/_tamis.json": '{"run": "y"}'}, ("", ""), 2, "written by another run"),
+    "no state": ({".tamis/orders/spark/metadata": "{}"}, ("", ""), 2, "state.json can't be used"),
+    "bad state": ({".tamis/orders/state.json": "{"}, ("", ""), 2, "state.json can't be used"),
+    "another topic": (
+        {".tamis/orders/state.json": json.dumps({**STATE, "source": "store a, topic b"})},
+        ("", ""),
+        2,
+        "is of store a, topic b, not of nameserver",
+    ),
+    "bad offsets": (
+        {
+            ".tamis/orders/state.json": json.dumps(STATE),
+            ".tamis/orders/spark/metadata": '{"id":"1"}',
+            ".tamis/orders/spark/offsets/0": OFFSETS + '{"top',
+        },
+        ("", ""),
+        2,
+        "offsets/0 can't be used: it is damaged",
+    ),
+    "offsets gone": (
+        {
+            ".tamis/orders/state.json": json.dumps(STATE),
+            ".tamis/orders/spark/metadata": '{"id":"1"}',
+            ".tamis/orders/spark/offsets/0": GONE,
+        },
+        ("", ""),
+        1,
+        "899 are gone",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_is_wrong_is_told_before_the_job_starts_and_nothing_is_written(
+    local_cluster: LocalCluster,
+    empty_topic: str,
+    tmp_path: Path,
+    tamis: Callable[..., Done],
+    name: str,
+) -> None:
+    pipeline = Pipeline(None, local_cluster, empty_topic, tmp_path)
+    files, (old, new), code, said = ERRORS[name]
+
+    def filled(text: str) -> str:
+        text = text.replace("{topic}", pipeline.topic)
+        return text.replace("{cluster}", pipeline.cluster.nameserver)
+
+    pipeline.write()
+    text = pipeline.file.read_text().replace(filled(old), new) if old else pipeline.file.read_text()
+    pipeline.file.write_text(text)
+    for path, content in files.items():
+        (pipeline.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (pipeline.folder / path).write_text(filled(content))
+    before = {path: path.stat().st_mtime_ns for path in pipeline.folder.rglob("*")}
+    done = tamis(str(pipeline.file))
+    assert (done.code, done.out) == (code, ""), done.err
+    lines = [line for line in done.err.splitlines() if line.startswith("tamis: ")]
+    assert len(lines) == 1, done.err
+    assert said in lines[0]
+    assert {path: path.stat().st_mtime_ns for path in pipeline.folder.rglob("*")} == before
+
+
+def test_the_command_prints_a_summary_and_a_dry_run_writes_nothing(
+    pipeline: Pipeline, tamis: Callable[..., Done]
+) -> None:
+    send(pipeline.cluster, pipeline.topic, 1)
+    pipeline.write(cheap='sql = "price < 10"')
+    done = tamis(str(pipeline.file), "--dry-run")
+    assert done.code == 0, done.err
+    assert "route not run" in done.out
+    assert not list(pipeline.folder.glob("*/_tamis.json"))
+    done = tamis(str(pipeline.file), "--json")
+    assert done.code == 0, done.err
+    summary = json.loads(done.out)
+    assert summary["messages"] == 10
+    assert summary == json.loads((pipeline.folder / ".tamis/orders/summary.json").read_text())
+    assert "paid" in done.err
