@@ -170,7 +170,8 @@ def stored_blocks(chunk: Chunk) -> list[tuple[bytes, int]]:
     found, at = [], 0
     for one in records(chunk):
         end = at + one.size
-        size = next(n for n in range(32768) if chunk.body[end - n - 2 : end - n] == n.to_bytes(2))
+        fixed = record.FIXED_SIZE + 12 * (one.sys_flag & 0x30).bit_count()
+        size = one.size - fixed - len(one.body) - len(one.topic.encode())
         found.append((bytes(chunk.body[end - size : end]), one.queue_offset))
         at = end
     return found

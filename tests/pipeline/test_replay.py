@@ -80,9 +80,10 @@ def bodies(spark: SparkSession, path: Path) -> list[str]:
 
 
 def test_stopped_and_run_again_a_file_has_every_match_once(
-    spark: SparkSession, pipeline: Callable[..., Config], tmp_path: Path
+    spark: SparkSession, sent: LocalCluster, pipeline: Callable[..., Config], tmp_path: Path
 ) -> None:
-    config = pipeline('sql = "n > 20"', '{ format = "json", path = "out" }')
+    sink, source = '{ format = "json", path = "out" }', f'store = "{sent.store}"'
+    config = pipeline('sql = "n > 20"', sink, source)
 
     counted = replay.run(spark, config, dry_run=True)
     assert counted.status == "not run"
@@ -100,7 +101,7 @@ def test_stopped_and_run_again_a_file_has_every_match_once(
 
     for name, what in (("filter", 'sql = "n > 21"'), ("since", 'sql = "n > 20"\nsince = 1')):
         with pytest.raises(ConfigError, match=rf"\[replay\] {name} was changed since"):
-            pipeline(what, '{ format = "json", path = "out" }')
+            pipeline(what, sink, source)
 
 
 def test_into_a_topic_it_goes_on_with_the_chunk_it_was_at(

@@ -22,7 +22,7 @@ from tamis.pipeline import load, route
 from tamis.pipeline.runner import Stop
 from tamis.testing import LocalCluster
 
-PATIENCE = 180.0
+PATIENCE = 300.0
 
 # Of each of these 10 messages there are as many as asked for.
 ORDERS = (

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -29,9 +29,9 @@ from ..filter import Outcome
 from ..spark.code import CodeFilter
 from ..spark.options import Options
 from ..spark.origins import open_origin, placed
-from . import archive, sources, steps
+from . import archive, steps
 from .checkpoint import Checkpoint
-from .config import DEFAULT_COLUMNS, FILE_FORMATS, Config, Replay
+from .config import FILE_FORMATS, Config, Replay, Source
 from .runner import JobFailed, Report, Stop, one_line
 from .sinks import TO, Sinks, promise
 from .summary import Summary, columns_of
@@ -334,14 +334,11 @@ class _Job:
             rows = rows.select(*needs.columns, *named)
             return rows if asked is None else rows.where(_inside(asked))
         source = self._config.source
-        options = sources.options_of(
-            replace(source, topics=(), start="earliest", end="latest"),
-            needs.columns,
-            needs.properties,
-            streaming=False,
-        )
         reader = self._spark.read.format("rocketmq" if source.nameserver else "rocketmq-log")
-        rows = reader.options(**{**options, **_places(part)}).load()
+        reader = reader.options(columns=",".join(needs.columns), **_options(source))
+        if needs.properties:
+            reader = reader.option("properties", ",".join(needs.properties))
+        rows = reader.options(**_places(part)).load()
         since, until = self._replay.since, self._replay.until
         if since is not None:  # queues are searched by time, which clocks set back
             rows = rows.where(F.col("store_timestamp") >= archive.moment(since))
@@ -428,16 +425,23 @@ def _inside(asked: Ranges) -> Column:
     return condition
 
 
+def _options(source: Source) -> dict[str, str]:
+    if source.nameserver is not None:
+        return {"nameserver": source.nameserver, **source.options}
+    return {"path": source.store or "", **source.options}
+
+
 def _positions(config: Config) -> Ranges:
     """From where to where, of each queue, as things are now. Raises Error, TimeoutError."""
     source, replay = config.source, _of(config)
     asked = _ranges_asked(config)
     start, end = replay.since or source.start, replay.until or source.end
-    plain = replace(source, start=start, end=end)
-    options = Options.parse(
-        sources.options_of(plain, DEFAULT_COLUMNS, (), streaming=False),
-        of_log=source.nameserver is None,
-    )
+    said = _options(source)
+    if source.topics:
+        said["topic"] = ",".join(source.topics)
+    said["startingOffsets" if start in ("earliest", "latest") else "startingTimestamp"] = start
+    said["endingOffsets" if end == "latest" else "endingTimestamp"] = end
+    options = Options.parse(said, of_log=source.nameserver is None)
     with closing(open_origin(options)) as origin:
         bounds = origin.bounds()
         starts = placed(origin, options.start or -2, bounds, "startingOffsets")

@@ -14,23 +14,21 @@ on.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, Observation, SparkSession
 
 from ..errors import ConfigError
-from ..filter import Outcome, parse
-from ..filter.explain import explain
 from ..spark.code import CodeFilter
 from . import sources, steps
 from .checkpoint import Checkpoint
 from .config import Config, Sink, Subscription
+from .plan import Counts, Plan
 from .runner import JobFailed, Report, Stop, Stopped, drive, one_line
-from .sinks import TO, Sinks, promise
+from .sinks import Sinks, promise
 from .steps import PLACE
 from .summary import GroupCounts, RouteSummary, Sample
 
@@ -38,8 +36,6 @@ __all__ = ["Epoch", "check", "run"]
 
 _MESSAGES: Final = 2_000_000  # of a batch, if the file does not say
 _MOST_SAMPLES: Final = 4  # of a kind
-_ALWAYS_SAID: Final = "; one failure decides the whole."
-_TARGETS: Final = "_targets"
 
 
 def check(config: Config) -> None:
@@ -187,6 +183,8 @@ class Route:
         self._stop = stop
         self._sinks = Sinks(spark, checkpoint.run_id, out)
         self._epochs: list[Epoch] = []
+        most = config.max_offsets_per_batch or _MESSAGES
+        self._most = None if config.source.archive else most
         self._plan: tuple[Epoch, Plan] | None = None  # of the last batch
         self._batch: int | None = None  # begun last
         self._failure: BaseException | None = None
@@ -273,6 +271,9 @@ class Route:
             properties=self._needs.properties,
             limit=self._config.max_offsets_per_batch or _MESSAGES,
         )
+        # A method of more than 8000 bytes of code is never compiled by Java's just-in-time
+        # compiler: a hundred filters in one loop are 10 times slower than in several methods.
+        self._spark.conf.set("spark.sql.codegen.hugeMethodLimit", "8000")
         writer = rows.writeStream.foreachBatch(self._take).queryName(self._config.file.stem)
         writer = writer.option("checkpointLocation", self._checkpoint.location)
         if continuous:
@@ -288,128 +289,57 @@ class Route:
         self._batch = batch
         epoch = next(one for one in reversed(self._epochs) if one.from_batch <= batch)
         try:
-            counted = self._route(rows, epoch, batch)
-            self._add(counted, epoch, batch)
+            self._route(rows, epoch, batch)
         except BaseException as error:
             self._failure = error
             raise
 
-    def _route(self, rows: DataFrame, epoch: Epoch, batch: int) -> dict[str, Any]:
-        sinks = epoch.sinks
-        observation = Observation()
+    def _route(self, rows: DataFrame, epoch: Epoch, batch: int) -> None:
         if self._plan is None or self._plan[0] is not epoch:
-            self._plan = (epoch, Plan(epoch, self._needs))
-        routed = self._plan[1].routed(rows, observation)
+            self._plan = (
+                epoch,
+                Plan(epoch.subscriptions, epoch.unmatched, self._needs, self._most),
+            )
+        plan, sinks, observation = self._plan[1], epoch.sinks, Observation()
+        routed = plan.routed(rows, observation)
         jobs = self._sinks.jobs(sinks)
         if len(jobs) == 1 and sinks[0].format != "console":
             self._sinks.write(routed, sinks, batch)
-            return observation.get
-        kept = routed.persist()
-        try:
-            kept.write.format("noop").mode("overwrite").save()
+        else:
             names = [*(one.group for one in epoch.subscriptions), "unmatched"]
-            self._sinks.write(kept, sinks, batch, names)
-        finally:
-            kept.unpersist()
-        return observation.get
+            kept = routed.persist()
+            try:
+                kept.write.format("noop").mode("overwrite").save()
+                self._sinks.write(kept, sinks, batch, names)
+            finally:
+                kept.unpersist()
+        self._add(plan, plan.counts(observation.get), epoch, batch)
 
-    def _add(self, counted: Mapping[str, Any], epoch: Epoch, batch: int) -> None:
+    def _add(self, plan: Plan, of_batch: Counts, epoch: Epoch, batch: int) -> None:
         summary, data = self.summary, self._checkpoint.data
-        summary.messages += counted["read"]
+        summary.messages += of_batch.read
         summary.batches += 1
-        summary.unmatched += counted["unmatched"]
-        _keep(summary.unmatched_samples, _samples(counted, "unmatched", lambda row: ""))
+        summary.unmatched += of_batch.unmatched
+        _keep(summary.unmatched_samples, of_batch.unmatched_samples)
         is_new = batch > data.get("counted", -1)
         totals = data.setdefault("totals", {})
         for number, one in enumerate(epoch.subscriptions):
             counts = self._counts[one.group]
-            matched, failed = counted[f"matched_{number}"], counted.get(f"failed_{number}", 0)
+            matched, failed = of_batch.matched[number], of_batch.failed.get(number, 0)
             counts.matched += matched
             counts.failed += failed
             if is_new:
                 counts.total += matched
                 counts.total_failed += failed
                 totals[one.group] = (counts.total, counts.total_failed)
-            _keep(counts.samples, _samples(counted, f"failed_{number}", _reason_of(one)))
+            if len(counts.samples) < _MOST_SAMPLES:
+                rows = of_batch.samples.get(number, ())
+                _keep(counts.samples, (plan.sample(one, number, row) for row in rows))
         if is_new:
             data["counted"] = batch
         self._checkpoint.save()
 
 
-class Plan:
-    """What becomes of an epoch's rows. Made once for all its batches: with many subscriptions it is
-    many expressions, each of which costs calls into the JVM."""
-
-    def __init__(self, epoch: Epoch, needs: steps.Needs) -> None:
-        compiled = steps.outcomes([one.filter for one in epoch.subscriptions], needs.property_of)
-        place = [F.col(name) for name in PLACE]
-        self._outcomes: list[Column] = []
-        self._counted = [F.count(F.lit(1)).alias("read")]
-        targets: list[Column] = []
-        for number, one in enumerate(epoch.subscriptions):
-            name = f"_outcome_{number}"
-            self._outcomes.append(compiled[number].alias(name))
-            outcome, facts = F.col(name), []
-            if one.filter.kind == "code":
-                outcome, facts = F.col(name)["outcome"], [F.col(name)["error"].alias("error")]
-            elif one.filter.kind == "sql":
-                read = enumerate(steps.properties_read(one.filter))
-                facts = [needs.property_of(name).alias(f"p{at}") for at, name in read]
-            has_matched = outcome == int(Outcome.TRUE)
-            targets.append(F.when(has_matched, F.lit(number)))
-            self._counted.append(F.count_if(has_matched).alias(f"matched_{number}"))
-            if one.filter.kind != "tags":
-                has_failed = outcome == int(Outcome.ERROR)
-                sample = F.struct(*place, *facts)
-                self._counted += _counted(f"failed_{number}", has_failed, sample)
-        is_unmatched = F.size(_TARGETS) == 0
-        self._counted += _counted("unmatched", is_unmatched, F.struct(*place))
-        self._targets = F.array_compact(F.array(*targets))
-        numbers = F.col(_TARGETS)
-        if epoch.unmatched is not None:
-            numbers = F.when(is_unmatched, F.array(F.lit(len(targets)))).otherwise(numbers)
-        columns = dict.fromkeys(name for sink in epoch.sinks for name in sink.needs)
-        self._wanted = [F.explode(numbers).alias(TO), *map(F.col, columns)]
-
-    def routed(self, rows: DataFrame, observation: Observation) -> DataFrame:
-        """A row for each message and each sink that gets it, by its number in `TO`. What is counted
-        on the way comes with `observation` when an action has gone through all of them."""
-        evaluated = rows.select("*", *self._outcomes).withColumn(_TARGETS, self._targets)
-        return evaluated.observe(observation, *self._counted).select(*self._wanted)
-
-
-def _counted(name: str, condition: Column, sample: Column) -> list[Column]:
-    return [
-        F.count_if(condition).alias(name),
-        F.min(F.when(condition, sample)).alias(f"{name}_first"),
-        F.max(F.when(condition, sample)).alias(f"{name}_last"),
-    ]
-
-
-def _samples(
-    counted: Mapping[str, Any], name: str, reason: Callable[[Row], str]
-) -> Iterator[Sample]:
-    found = (counted.get(f"{name}_first"), counted.get(f"{name}_last"))
-    for row in dict.fromkeys(row for row in found if row is not None):
-        queue = f"{row.topic}/{row.broker or ''}/{row.queue_id}"
-        yield Sample(f"{queue} at {row.offset}", row.message_id, reason(row))
-
-
-def _reason_of(subscription: Subscription) -> Callable[[Row], str]:
-    filter = subscription.filter
-    if filter.kind == "code":
-        return lambda row: str(row.error)
-    names = steps.properties_read(filter)
-
-    def reason(row: Row) -> str:
-        values = {name: row[f"p{at}"] for at, name in enumerate(names)}
-        properties = {name: value for name, value in values.items() if value is not None}
-        whole = explain(parse(filter.text, filter.dialect), properties).reason
-        return whole.removeprefix("It does not match: ").removesuffix(_ALWAYS_SAID)
-
-    return reason
-
-
-def _keep(kept: list[Sample], more: Iterator[Sample]) -> None:
+def _keep(kept: list[Sample], more: Iterable[Sample]) -> None:
     kept += [one for one in more if one not in kept]
     del kept[_MOST_SAMPLES:]

@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ..errors import ConfigError
 from ..spark.options import Options
 from ..spark.schema import row_type
 from ..spark.stream import StreamReader
-from .config import DEFAULT_COLUMNS, Source
+from .config import DEFAULT_COLUMNS, Source, is_local
 
-__all__ = ["check", "open_source"]
+__all__ = ["check", "open_source", "options_of"]
 
 
 def open_source(
@@ -38,9 +37,9 @@ def open_source(
             start=source.start,
             end=source.end,
         )
-        named = [F.col("properties")[name].alias(name) for name in properties]
-        return rows.select(*columns, *named)
-    options = _options(source, columns, properties, streaming, limit)
+        text_of = archive.text_of(rows)
+        return rows.select(*columns, *(text_of(name).alias(name) for name in properties))
+    options = options_of(source, columns, properties, streaming=streaming, limit=limit)
     name = "rocketmq" if source.nameserver else "rocketmq-log"
     if streaming:
         return spark.readStream.format(name).options(**options).load()
@@ -51,10 +50,13 @@ def check(source: Source, offsets: Mapping[str, Any] | None) -> None:
     """Before Spark starts: it can be reached and has what is to be read, from `offsets` on if the
     job has begun before. Raises Error, TimeoutError."""
     if source.archive is not None:
+        from . import archive
+
+        if is_local(source.archive):
+            archive.describe(source.archive)
         return
-    options = Options.parse(
-        _options(source, DEFAULT_COLUMNS, (), True, None), of_log=source.nameserver is None
-    )
+    said = options_of(source, DEFAULT_COLUMNS, (), streaming=True)
+    options = Options.parse(said, of_log=source.nameserver is None)
     reader = StreamReader(options, row_type(options.columns, options.properties))
     try:
         if offsets is None:
@@ -65,13 +67,15 @@ def check(source: Source, offsets: Mapping[str, Any] | None) -> None:
         reader.stop()
 
 
-def _options(
+def options_of(
     source: Source,
     columns: Sequence[str],
     properties: Sequence[str],
+    *,
     streaming: bool,
-    limit: int | None,
+    limit: int | None = None,
 ) -> dict[str, str]:
+    """Of the Spark source that it is, if it is no archive."""
     options = {"columns": ",".join(columns)}
     if source.nameserver:
         options["nameserver"] = source.nameserver

@@ -20,6 +20,7 @@ from .config import DEFAULT_COLUMNS, OTHER_COLUMNS, Filter, Subscription
 
 __all__ = ["Needs", "evaluate", "needs", "outcome", "outcomes", "properties_read"]
 
+_COLUMN_OF: Final = {"TAGS": "tags", "KEYS": "keys"}  # properties that are columns of a message
 PLACE: Final = ("topic", "broker", "queue_id", "offset", "message_id")
 
 
@@ -73,6 +74,11 @@ def properties_read(filter: Filter) -> tuple[str, ...]:
     return properties_of(parse(filter.text, filter.dialect))
 
 
+def all_read(filters: Iterable[Filter]) -> tuple[str, ...]:
+    """Properties, each once."""
+    return tuple(dict.fromkeys(name for one in filters for name in properties_read(one)))
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What to ask a source for: columns of a message, and properties as columns of their own."""
@@ -81,6 +87,8 @@ class Needs:
     properties: tuple[str, ...]
 
     def property_of(self, name: str) -> Column:
+        if name in _COLUMN_OF:
+            return F.col(_COLUMN_OF[name])
         if name in self.properties:
             return F.col(f"`{name}`")
         return of_map(name)
@@ -98,7 +106,9 @@ def needs(filters: Iterable[Filter], columns: Iterable[str]) -> Needs:
         wanted |= {*DEFAULT_COLUMNS}
     if any(one.kind == "tags" for one in filters):
         wanted.add("tags")
-    read = dict.fromkeys(name for one in filters for name in properties_read(one))
+    every_read = all_read(filters)
+    wanted |= {_COLUMN_OF[name] for name in every_read if name in _COLUMN_OF}
+    read = [name for name in every_read if name not in _COLUMN_OF]
     taken = [name.lower() for name in (*DEFAULT_COLUMNS, *OTHER_COLUMNS, *read)]
     named = tuple(name for name in read if taken.count(name.lower()) == 1)
     if len(named) < len(read):

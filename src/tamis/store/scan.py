@@ -46,9 +46,8 @@ class Scan:
         self._log = directory.log
         self._queue = directory.open_queue(topic, queue_id)
         sequence = self._queue.sequence
-        low, high = sequence.start // UNIT_SIZE, sequence.end // UNIT_SIZE
-        self.units_end = _first(low, high, lambda offset: self._is_empty(offset))
-        self.end = self.units_end
+        low = sequence.start // UNIT_SIZE
+        self.end = self.units_end = self._find_units_end(low)
         if self.end > low and self._is_absent(self.end - 1):
             self.end = _first(low, self.end, self._is_absent)
         self.first = _first(low, self.end, self._is_kept)
@@ -62,6 +61,20 @@ class Scan:
     def _unit(self, offset: int) -> tuple[int, int, int]:
         place, size, code = self._queue.units(offset, 1)[0].tolist()
         return place, size, code
+
+    def _find_units_end(self, low: int) -> int:
+        """The first unit that was never written. Hardly a page is looked at beyond it: files are
+        mostly holes at first, and each page of those that is read takes memory."""
+        sequence = self._queue.sequence
+        for start in reversed(sequence.starts):
+            first, high = start // UNIT_SIZE, (start + sequence.file_size) // UNIT_SIZE
+            if self._is_empty(first):
+                continue
+            step = 1
+            while first + step < high and not self._is_empty(first + step):
+                step *= 2
+            return _first(first + step // 2, min(first + step, high), self._is_empty)
+        return low
 
     def _is_empty(self, offset: int) -> bool:
         place, size, _ = self._unit(offset)

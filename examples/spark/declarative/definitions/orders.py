@@ -3,10 +3,9 @@
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-from tamis.spark import register, sql92
+from tamis.spark import sql92
 
 spark = SparkSession.active()
-register(spark)
 
 
 @dp.table
@@ -15,9 +14,8 @@ def orders() -> DataFrame:
     return (
         spark.readStream.format("rocketmq")
         .option("nameserver", spark.conf.get("tamis.nameserver"))
-        .option("topic", "orders")
         .option("startingOffsets", "earliest")
-        .load()
+        .load("orders")
     )
 
 
