@@ -2,6 +2,8 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Processes that share the tests; 0: pytest's own alone.
+WORKERS ?= 2
 
 .PHONY: help install test demo lint types format crash soak bench lock clean
 
@@ -18,7 +20,7 @@ install: .venv/.installed  ## make .venv and install exact versions into it
 	@touch $@
 
 test: install  ## run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS)
 
 demo: install  ## a broker, orders, groups that filter them; CLIENT=java, cpp or tamis
 	@$(BIN)/python examples/orders/run.py $(if $(CLIENT),--client $(CLIENT))

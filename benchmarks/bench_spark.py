@@ -106,6 +106,7 @@ _PROPERTIES = {
     "region": b"eu",
     "price": b"00.00",
 }
+_BLOCK = b"".join(name.encode() + b"\1" + value + b"\2" for name, value in _PROPERTIES.items())
 _REGIONS = np.frombuffer(b"euusapme", np.uint8).reshape(4, 2)
 _TAGS = np.frombuffer(b"paidsentopendone", np.uint8).reshape(4, 4)
 
@@ -114,12 +115,11 @@ def orders(start: int, stop: int) -> Orders:
     """The messages of these numbers. One in a hundred has the tag `rare`, and by chance another one
     in a hundred matches SQL."""
     numbers = np.arange(start, stop)
-    block = b"".join(n.encode() + b"\1" + value + b"\2" for n, value in _PROPERTIES.items())
-    properties = np.tile(np.frombuffer(block, np.uint8), (len(numbers), 1))
+    properties = np.tile(_text(_BLOCK), (len(numbers), 1))
     cents, regions = _prices_and_regions(numbers)
 
     def put(name: str, values: npt.NDArray[np.uint8], skip: int = 0) -> None:
-        at = block.index(name.encode() + b"\1") + len(name) + 1 + skip
+        at = _place(name) + skip
         properties[:, at : at + values.shape[1]] = values
 
     put("TAGS", np.where((numbers % 100 == 37)[:, None], _text(b"rare"), _TAGS[numbers % 4]))
@@ -136,6 +136,11 @@ def orders(start: int, stop: int) -> Orders:
 def _prices_and_regions(numbers: npt.NDArray[np.int64]) -> tuple[Any, Any]:
     mixed = numbers * 0x9E3779B1 % 2**32  # Knuth's: neighbours have nothing in common
     return mixed // 2**8 % 10_000, mixed // 2**30
+
+
+def _place(name: str) -> int:
+    """Where a property's value begins."""
+    return _BLOCK.index(name.encode() + b"\1") + len(name) + 1
 
 
 def _digits(numbers: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint8]:
@@ -223,8 +228,7 @@ def write_properties(directory: Path, count: int) -> None:
 
 
 def _value(made: Orders, name: str) -> npt.NDArray[np.uint8]:
-    before = b"".join(n.encode() + b"\1" + v + b"\2" for n, v in _PROPERTIES.items())
-    at = before.index(name.encode() + b"\1") + len(name) + 1
+    at = _place(name)
     return made.properties[:, at : at + len(_PROPERTIES[name])]
 
 
@@ -341,7 +345,7 @@ def count_rows(frame: "DataFrame") -> int:
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of the report; what is `ours` is left out of the figures of the peer alone."""
+    """A line of the report. Without `ours` it is the peer's."""
 
     case: str
     unit: str
@@ -388,7 +392,7 @@ def scans(bench: Bench, sources: Sources, count: int) -> Iterator[Figure]:
         yield _beside(f"scan, {name} source", timed[name], timed.get("Kafka"), target)
     for name in ("Kafka", "Kafka, defaults"):
         if name in timed:
-            yield _alone(f"scan, {name} source", timed[name])
+            yield _of_kafka(f"scan, {name} source", timed[name])
 
 
 def one_percent(bench: Bench, sources: Sources, count: int) -> Iterator[Figure]:
@@ -415,7 +419,7 @@ def one_percent(bench: Bench, sources: Sources, count: int) -> Iterator[Figure]:
             wanted = target if name.endswith("filters") else None
             yield _beside(f"1 % by {by}, {name}", one, peer, wanted)
         if peer is not None:
-            yield _alone(f"1 % by {by}, Kafka source, then where", peer)
+            yield _of_kafka(f"1 % by {by}, Kafka source, then where", peer)
 
 
 def columns(bench: Bench, directory: Path, count: int) -> Iterator[Figure]:
@@ -458,7 +462,8 @@ def columns(bench: Bench, directory: Path, count: int) -> Iterator[Figure]:
         case = f"SQL92 as a column, on {on}"
         yield _beside(case, timed["sql92"], timed["by hand"], 1 / 1.5, "Spark SQL by hand")
         yield _beside(case, timed["sql92"], timed["UDF"], None, "Python UDF")
-        yield _alone(f"{case}: no filter", timed["no filter"])
+        plain = timed["no filter"]
+        yield Figure(f"{case}: no filter", "rows/s", plain.rate, plain.cores)
 
 
 def routes(bench: Bench, sources: Sources, directory: Path, count: int) -> Iterator[Figure]:
@@ -514,8 +519,9 @@ class Band:
 
     def sql(self) -> str:
         where = f"region = '{_REGIONS[self.region].tobytes().decode()}'"
-        least = f"{self.start / 100}" if self.start else "0"  # RocketMQ takes no 0.0
-        return f"{where} AND price >= {least} AND price < {self.stop / 100}"
+        if self.start:  # RocketMQ's language has no 0.0
+            where += f" AND price >= {self.start / 100}"
+        return f"{where} AND price < {self.stop / 100}"
 
 
 def _job(store: Path, bands: Sequence[Band]) -> str:
@@ -591,8 +597,8 @@ def _beside(
     return Figure(case, "rows/s", ours.rate, ours.cores, rate, name if peer else None, target)
 
 
-def _alone(case: str, timed: Timed) -> Figure:
-    return Figure(case, "rows/s", timed.rate, timed.cores)
+def _of_kafka(case: str, timed: Timed) -> Figure:
+    return Figure(case, "rows/s", None, timed.cores, timed.rate, KAFKA)
 
 
 # Servers and session
@@ -684,10 +690,9 @@ def report(as_json: bool, figure: Figure) -> None:
     against = "" if ratio is None else f"× {ratio:5.2f} {figure.peer_name}"
     bound = "at most" if figure.less_is_better else "at least"
     wanted = "" if figure.target is None else f"  ({bound} {figure.target:.2g})"
-    print(
-        f"{figure.case:<46} {ours:>12,.0f} {figure.unit:<6} {cores:>17}  {against}{wanted}",
-        flush=True,
-    )
+    value = f"{peer if ours is None else ours:,.{1 if figure.unit == 's' else 0}f}"
+    line = f"{figure.case:<46} {value:>12} {figure.unit:<6} {cores:>17}  {against}{wanted}"
+    print(line.rstrip(), flush=True)
 
 
 CASES = ("scan", "percent", "columns", "route", "micro-batch")

@@ -1,8 +1,12 @@
-"""How hypothesis runs here: no deadlines (the machines are noisy), repeatable in CI. And what a
-plain `make test`, which has ten minutes, leaves to `.ci/run`."""
+"""How hypothesis runs here: no deadlines (the machines are noisy), repeatable in CI. What a plain
+`make test` leaves to `.ci/run`. And which tests go together when several workers share them
+(`pytest -n 2`, pytest-xdist): most of a test is waiting."""
 
 import os
+import re
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -28,6 +32,77 @@ LONGEST = (
     "test_mqadmin",
 )
 collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGEST]
+
+# Tests of one group are run by one worker, one after the other.
+BY_LINE = (  # these start servers for each line of RocketMQ's
+    "client/test_failures",
+    "interop/test_filter_engine",
+    "interop/test_mixed_groups",
+)
+OWN_DRIVER = ("spark/test_connect", "spark/test_declarative", "spark/test_standalone")
+# Groups that take longest are begun first: a worker that is done early finds short ones to do.
+FIRST = (
+    "spark",
+    "interop/test_clients",
+    "interop/test_mixed_groups 4.9",
+    "client 5.3",
+    "client 4.9",
+    "client/test_failures 5.3",
+    "client/test_failures 4.9",
+    "client/test_failures",
+    *OWN_DRIVER,
+    "interop/test_filter_engine 4.9",
+    "interop/test_filter_engine 5.3",
+    "interop/test_mixed_groups 5.3",
+    "interop/test_assign",
+    "filter/test_engines_agree",
+    "store/test_crashes",
+)
+LAST = "broker/test_connections"  # it is the busiest: few others are left to suffer
+
+
+def group_of(nodeid: str) -> str:
+    """That of its file, if nothing costly is shared with others: one driver serves all tests of
+    Spark, one cluster of each line of RocketMQ's those of the client."""
+    file, _, test = nodeid.removeprefix("tests/").partition(".py::")
+    folder = file.partition("/")[0]
+    line = re.search(r"[\[-](4\.9|5\.3)[-\]]", test)
+    if folder in ("spark", "pipeline") and file not in OWN_DRIVER:
+        return "spark"
+    if line and file in BY_LINE:
+        return f"{file} {line[1]}"
+    return f"client {line[1]}" if line and folder == "client" else file
+
+
+def _turn(group: str) -> int:
+    if group in FIRST:
+        return FIRST.index(group)
+    return len(FIRST) + (group == LAST)
+
+
+@pytest.hookimpl(trylast=True)  # within a group, in the order that pytest chose
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _turn(group_of(item.nodeid)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Two processes that compile at once could spoil each other's index of what is compiled."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        os.environ["NUMBA_CACHE_DIR"] = str(config.rootpath / ".pytest_cache" / f"numba-{worker}")
 
 
 def pytest_report_header() -> str | None:

@@ -116,10 +116,16 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_files")
 def test_5000_idle_connections_are_held_while_others_are_served(tmp_path: Path) -> None:
+    connections: list[socket.socket] = []
+
     async def work() -> None:
         async with LocalCluster(tmp_path, metrics_port=0) as cluster, client(cluster) as peer:
-            opening = asyncio.to_thread(lambda: [idle(cluster.broker) for _ in range(CONNECTIONS)])
-            connections, _ = await asyncio.gather(opening, send_and_pull(peer, "T", 50))
+
+            def open_all() -> None:
+                for _ in range(CONNECTIONS):
+                    connections.append(idle(cluster.broker))
+
+            await asyncio.gather(asyncio.to_thread(open_all), send_and_pull(peer, "T", 50))
             await until_metric(cluster, "tamis_connections", CONNECTIONS + 1)
             await send_and_pull(peer, "T", 200)
             half = CONNECTIONS // 2
@@ -130,9 +136,12 @@ def test_5000_idle_connections_are_held_while_others_are_served(tmp_path: Path) 
             await asyncio.to_thread(cluster.stop_broker)  # and closes the others
             for one in connections[half:]:
                 assert one.recv(1) == b""
-                one.close()
 
-    run(work())
+    try:
+        run(work())
+    finally:
+        for one in connections:
+            one.close()
 
 
 def test_a_connection_too_many_is_closed_and_logged(

@@ -103,6 +103,15 @@ def consumer(nameserver: str, group: str, **callbacks: Seen) -> PushConsumer:
     return made
 
 
+def until_read(consumer: PushConsumer, topic: str, queues: int = 4) -> None:
+    """It begins at the end of a queue: what is sent before it looked may be passed."""
+    assert consumer._client is not None
+    deadline = time.monotonic() + PATIENCE
+    while (read := [one.topic for one in consumer._client.assignment]).count(topic) < queues:
+        assert time.monotonic() < deadline, read
+        time.sleep(0.005)
+
+
 # Messages
 
 
@@ -300,6 +309,7 @@ def test_each_topic_keeps_its_callback(nameserver: str, producer: Producer) -> N
     made.subscribe(first, one, "a || b")
     made.start()
     made.subscribe(second, other)
+    until_read(made, second)
     for topic in (first, second):
         for tag in "abc":
             producer.send_sync(message(topic, tag, tag))

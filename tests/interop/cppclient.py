@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol, Self
 
 import pytest
-from interop.build import Unavailable
+from interop.build import Unavailable, alone
 
 HERE = Path(__file__).parent
 PACKAGE = "rocketmq==0.4.4"  # its wheel brings librocketmq.so 1.x, for Linux on x86-64
@@ -162,18 +162,19 @@ def install(place: Path, what: str, *commands: list[str], files: Iterable[Path] 
     """Runs the commands in `place`, emptied but for copies of the files, unless they have been run
     for the same `what`."""
     mark = place / "installed"
-    if mark.exists() and mark.read_text() == what:
-        return
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    for file in files:
-        shutil.copy(file, place)
-    for command in commands:
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True)
-        if done.returncode:
-            said = (done.stdout + done.stderr)[-1000:]
-            raise Unavailable(f"{' '.join(command)} failed:\n{said}")
-    mark.write_text(what)
+    with alone():
+        if mark.exists() and mark.read_text() == what:
+            return
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        for file in files:
+            shutil.copy(file, place)
+        for command in commands:
+            done = subprocess.run(command, cwd=place, capture_output=True, text=True)
+            if done.returncode:
+                said = (done.stdout + done.stderr)[-1000:]
+                raise Unavailable(f"{' '.join(command)} failed:\n{said}")
+        mark.write_text(what)
 
 
 def _python() -> Path:

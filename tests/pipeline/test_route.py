@@ -318,6 +318,7 @@ STATE = {
     "job": "route",
     "data": {},
 }
+MARK = '{"run": "y", "format": "parquet"}'
 OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":0}\n'
 GONE = OFFSETS + '{"{topic}": {"broker-a": {"0": 900, "1": 900}}, "": {"scanned": 1}}'
 
@@ -336,7 +337,12 @@ ERRORS = {
     "no class": ({}, (":Strict", ":Lax"), 2, "cheap: code strict.py:Lax: strict.py has no class"),
     "sink in a file": ({}, ('"paid" }', '"strict.py/x" }'), 2, "strict.py is no directory"),
     "sink of others": ({"paid/data.csv": "1"}, ("", ""), 2, "it has files that this pipeline did"),
-    "sink of a run": ({"paid/_tamis.json": '{"run": "y"}'}, ("", ""), 2, "written by another run"),
+    "sink of a run": (
+        {"paid/_tamis.json": '{"run": "y", "format": ""}'},
+        ("", ""),
+        2,
+        "written by another run",
+    ),
     "no state": ({".tamis/orders/spark/metadata": "{}"}, ("", ""), 2, "state.json can't be used"),
     "bad state": ({".tamis/orders/state.json": "{"}, ("", ""), 2, "state.json can't be used"),
     "another topic": (
@@ -405,7 +411,7 @@ def test_the_command_prints_a_summary_and_a_dry_run_writes_nothing(
     pipeline.write(cheap='sql = "price < 10"')
     done = tamis(str(pipeline.file), "--dry-run")
     assert done.code == 0, done.err
-    assert "route not run" in done.out
+    assert "all is well, nothing was done" in done.out
     assert not list(pipeline.folder.glob("*/_tamis.json"))
     done = tamis(str(pipeline.file), "--json")
     assert done.code == 0, done.err

@@ -105,6 +105,10 @@ def _run(
                 report=report,
                 out=lambda text: click.echo(text, err=as_json),
             )
+        except JobFailed as error:
+            if error.summary is not None:
+                error.summary.write(config.summary, spark)
+            raise
         except (Error, OSError, TimeoutError):
             raise
         except Exception as error:  # of Spark's, at a place where none was expected

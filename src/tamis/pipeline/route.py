@@ -72,6 +72,8 @@ def run(
         route.plan()
         if dry_run:
             route.summary.status = "not run"
+            place = route.epochs[-1].place if checkpoint.planned >= 0 else config.source.start
+            route.summary.notes.append(f"would begin at {place}")
             return route.summary
         return route.run(continuous, report)
 
@@ -182,7 +184,7 @@ class Route:
         self._checkpoint = checkpoint
         self._stop = stop
         self._sinks = Sinks(spark, checkpoint.run_id, out)
-        self._epochs: list[Epoch] = []
+        self.epochs: list[Epoch] = []
         most = config.max_offsets_per_batch or _MESSAGES
         self._most = None if config.source.archive else most
         self._plan: tuple[Epoch, Plan] | None = None  # of the last batch
@@ -199,8 +201,8 @@ class Route:
     def plan(self) -> None:
         """Which subscriptions are for which batches. Nothing is written."""
         checkpoint = self._checkpoint
-        self._epochs = epochs_of(checkpoint, self._config)
-        for before, epoch in zip(self._epochs, self._epochs[1:], strict=False):
+        self.epochs = epochs_of(checkpoint, self._config)
+        for before, epoch in zip(self.epochs, self.epochs[1:], strict=False):
             if epoch.from_batch > checkpoint.planned:
                 for change in epoch.changes(before):
                     self.summary.notes.append(f"{change}: applies from {epoch.place}")
@@ -219,7 +221,7 @@ class Route:
 
     def _live(self) -> list[Epoch]:
         """Those this run may need: of the batch to be done again, and the last."""
-        return [one for one in self._epochs[-2:] if one is self._epochs[-1] or self._is_again]
+        return [one for one in self.epochs[-2:] if one is self.epochs[-1] or self._is_again]
 
     @property
     def _is_again(self) -> bool:
@@ -230,7 +232,7 @@ class Route:
 
     def run(self, continuous: bool, report: Report) -> RouteSummary:
         checkpoint, summary = self._checkpoint, self.summary
-        checkpoint.data["epochs"] = [one.to_dict() for one in self._epochs]
+        checkpoint.data["epochs"] = [one.to_dict() for one in self.epochs]
         self._sinks.claim(self._all_sinks())
         checkpoint.save()
         summary.started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -244,14 +246,14 @@ class Route:
                 is_busy=self._is_busy,
                 messages=lambda: summary.messages,
             )
-        except JobFailed:
-            if self._failure is not None:
-                raise JobFailed(one_line(self._failure)) from self._failure
-            raise
+        except JobFailed as error:
+            summary.status = "failed"
+            failed = error if self._failure is None else JobFailed(one_line(self._failure))
+            failed.summary = summary
+            raise failed from self._failure
         finally:
             summary.seconds = round(time.perf_counter() - began, 3)
-            done = checkpoint.last_done()
-            summary.offsets = checkpoint.offsets(done)
+            summary.offsets = checkpoint.offsets(checkpoint.last_done())
         if self._stop.asked:
             summary.status = "stopped"
             summary.notes.append("run it again to go on from there")
@@ -277,7 +279,8 @@ class Route:
         writer = rows.writeStream.foreachBatch(self._take).queryName(self._config.file.stem)
         writer = writer.option("checkpointLocation", self._checkpoint.location)
         if continuous:
-            return writer.trigger(processingTime=f"{self._config.interval} seconds").start()
+            millis = round(1000 * self._config.interval)
+            return writer.trigger(processingTime=f"{millis} milliseconds").start()
         return writer.trigger(availableNow=True).start()
 
     def _is_busy(self) -> bool:
@@ -287,7 +290,7 @@ class Route:
         if self._stop.asked:
             raise Stopped
         self._batch = batch
-        epoch = next(one for one in reversed(self._epochs) if one.from_batch <= batch)
+        epoch = next(one for one in reversed(self.epochs) if one.from_batch <= batch)
         try:
             self._route(rows, epoch, batch)
         except BaseException as error:

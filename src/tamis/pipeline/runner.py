@@ -5,6 +5,7 @@ does it again. Either way nothing is lost, and nothing doubled where a sink is e
 """
 
 import contextlib
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ..errors import Error
 from ..spark.progress import progress, reason
 from ..spark.session import session
+from .summary import Summary
 
 __all__ = ["JobFailed", "Report", "Stop", "Stopped", "drive", "one_line", "spark_session"]
 
@@ -25,7 +27,9 @@ _LOOK: Final = 0.2  # seconds between looks at the query
 
 
 class JobFailed(Error):
-    """Spark could not do it."""
+    """Spark could not do it. `summary` is of what was done before, if it is known."""
+
+    summary: Summary | None = None
 
 
 class Stopped(Exception):
@@ -128,6 +132,9 @@ def drive(
 ) -> None:
     """Until it has ended. `is_busy`: a batch is in progress and not yet recorded as done;
     `messages`: how many went through. Raises JobFailed, unless we were asked to stop."""
+    py4j = logging.getLogger("py4j.clientserver")  # it logs what a batch raises, as do we
+    level = py4j.level
+    py4j.setLevel(logging.CRITICAL)
     try:
         while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]  # seconds, also parts
             told = progress(query.lastProgress)
@@ -141,6 +148,7 @@ def drive(
         report.close()
         if query.isActive:
             query.stop()
+        py4j.setLevel(level)
 
 
 def one_line(error: BaseException) -> str:

@@ -96,7 +96,8 @@ class Sinks:
                         " choose another path, or remove them"
                     )
                 return False
-            owner = json.loads(place.read(f"{path}/{MARK}"))["run"]
+            mark = json.loads(place.read(f"{path}/{MARK}"))
+            owner, form = mark["run"], mark["format"]
         except OSError as error:
             raise _not_writable(sink, error) from None
         except (ValueError, KeyError, TypeError):
@@ -108,6 +109,8 @@ class Sinks:
                 f"sink {path}: it was written by another run, whose checkpoint is not this one:"
                 " choose another path, or remove it"
             )
+        if form != sink.format:
+            raise ConfigError(f"sink {path}: it has files of format {form}: choose another path")
         return True
 
     def jobs(self, sinks: Sequence[Sink]) -> list[list[int]]:

@@ -27,7 +27,7 @@ class Sample:
 
 @dataclass(kw_only=True)
 class Summary:
-    """The JSON has these names. `status`: done, stopped (it goes on from there), or failed."""
+    """The JSON has these names. `status`: done, stopped, failed, or not run."""
 
     job: str
     file: str
@@ -48,6 +48,8 @@ class Summary:
         return [*self.head(), *self.body(), *(f"  note: {note}" for note in self.notes)]
 
     def head(self) -> list[str]:
+        if self.status == "not run":
+            return [f"{self.file}: {self.job} of {self.source}: all is well, nothing was done"]
         rate = f", {self.messages / self.seconds:,.0f} a second" if self.seconds else ""
         batches = "one batch" if self.batches == 1 else f"{self.batches} batches"
         return [
@@ -93,6 +95,9 @@ class RouteSummary(Summary):
             for one in self.groups
         ]
         rows.append(("unmatched", f"{self.unmatched:,}", "", self.unmatched_sink or "not kept"))
+        if self.status == "not run":
+            rows = [(group, filter, sink, "") for group, _, filter, sink in rows]
+            return ["  " + line for line in columns_of(rows)]
         lines = ["  " + line for line in columns_of(rows, right=(1,))]
         lines += [f"    such as {sample}" for sample in self.unmatched_samples]
         for one in self.groups:
