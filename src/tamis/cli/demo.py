@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 import click
 
 from .. import __version__
+from . import _demo_spark
 
 if TYPE_CHECKING:
     from ..client import ReceivedMessage
@@ -141,11 +142,15 @@ def play(connect: Connect) -> None:
             with _step("asking for the reason"):
                 sample = _sample(ours, warnings)
             _show_failures(tallies[_FAILING.name], *sample)
-    _title("RocketMQ accepts filters that mean something else: tamis filter lint")
-    _show_traps()
-    with _step("the store", BrokenPipeError):
-        _title(f"{_STORED:,} orders in RocketMQ's own files: how many would match, on one core")
-        _show_store()
+
+            _title("RocketMQ accepts filters that mean something else: tamis filter lint")
+            _show_traps()
+            with _step("the store", BrokenPipeError):
+                _title(f"{_STORED:,} orders in RocketMQ's own files: how many match, on one core")
+                _show_store()
+            with _step("the pipeline", BrokenPipeError):
+                _title("The pipeline, on Spark: the same filters in bulk and over history")
+                _demo_spark.show(cluster.nameserver, _make_orders, _line)
     for warning in warnings:
         if warning.name != _VERDICTS:
             click.echo(f"warning: {warning.getMessage()}", err=True)

@@ -54,6 +54,7 @@ _WIDTHS: Final = (
 # costs a third of the pass where every row is a candidate.
 _ONE_IN: Final = 64
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_KEPT_IN: Final = 8
 _BAR: Final = 30
 _PLACE: Final = ("topic", "broker", "queue_id", "offset", "message_id")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -259,7 +260,8 @@ def run(
     counted = judged
     if samples:
         counted = judged.observe(observed, *(_few(kind, samples) for kind in kinds))
-    counted = _counted(counted, width or 1).persist()
+    # What is kept has as many partitions as a shuffle has, 200 if nobody says: far too many.
+    counted = _counted(counted, width or 1).coalesce(_KEPT_IN).persist()
     try:
         found = counted.agg(F.min("_at"), F.max("_at")).first()
         assert found is not None

@@ -1,6 +1,5 @@
 """What a batch of route is made of: expressions for all subscriptions at once, and counts."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -20,110 +19,109 @@ from .summary import Sample
 __all__ = ["Counts", "Plan"]
 
 _ALWAYS_SAID: Final = "; one failure decides the whole."
-_BUCKETS: Final = 16  # of subscriptions: each has samples of messages one of them failed on
+_BUCKETS: Final = 8  # of subscriptions: each has samples of messages one of them failed on
+_PACKED: Final = 31  # outcomes in a BIGINT, two bits each
+_ODD: Final = 0x5555_5555_5555_5555  # the lower bit of each
 _MATCHED: Final = "_matched"
 _FAILED: Final = "_failed"
 
 
 class Plan:
-    """What becomes of rows. Made once for many batches: with many subscriptions it is
-    many expressions, each of which costs calls into the JVM.
+    """What becomes of rows. Made once for many batches: with many subscriptions it is many
+    expressions, each of which costs calls into the JVM.
 
-    `most` is how many rows a batch can have. Several counters share a sum if they fit: a sum costs
-    as much as ten comparisons.
+    A row costs an outcome for each subscription and little else unless it matches or fails. So
+    outcomes are packed into integers, from which the few that count are taken only if there are
+    any; and groups are counted after the row was repeated for each, not before.
     """
 
     def __init__(
-        self,
-        subscriptions: Sequence[Subscription],
-        unmatched: Sink | None,
-        needs: steps.Needs,
-        most: int | None,
+        self, subscriptions: Sequence[Subscription], unmatched: Sink | None, needs: steps.Needs
     ) -> None:
-        self._columns = [*needs.columns]
-        self._outcomes: list[Column] = []
-        outcomes, errors = [], []
+        self._size = size = len(subscriptions)
+        self._columns = [*map(F.col, needs.columns)]
         compiled = steps.outcomes([one.filter for one in subscriptions], needs.property_of)
-        for number, one in enumerate(subscriptions):
-            name = f"_outcome_{number}"
-            self._outcomes.append(compiled[number].alias(name))
-            if one.filter.kind == "code":
-                outcomes.append(F.col(name)["outcome"])
-                errors.append(F.col(name)["error"].alias(f"error_{number}"))
-            else:
-                outcomes.append(F.col(name))
+        coded = {n: one for n, one in enumerate(subscriptions) if one.filter.kind == "code"}
+        self._answers = [compiled[number].alias(f"_code_{number}") for number in coded]
+        outcomes = [
+            F.col(f"_code_{number}")["outcome"] if number in coded else one
+            for number, one in enumerate(compiled)
+        ]
         self._properties = steps.all_read(one.filter for one in subscriptions)
-        self._outcomes += [
-            needs.property_of(name).alias(f"_property_{at}")
-            for at, name in enumerate(self._properties)
+        facts = [
+            *(F.col(f"_code_{number}")["error"].alias(f"error_{number}") for number in coded),
+            *(needs.property_of(name).alias(f"value_{at}")
+              for at, name in enumerate(self._properties)),
+        ]  # fmt: skip
+        self._facts = (F.struct(*facts) if facts else F.lit(0)).alias("_facts")
+        chunks = range(0, size, _PACKED)
+        self._packed = [
+            _packed(outcomes[at : at + _PACKED]).alias(f"_outcomes_{at}") for at in chunks
         ]
-        matched = [one == int(Outcome.TRUE) for one in outcomes]
-        failed = {
-            number: outcomes[number] == int(Outcome.ERROR)
-            for number, one in enumerate(subscriptions)
-            if one.filter.kind != "tags"
-        }
-        self._chosen = {_MATCHED: _numbers(dict(enumerate(matched))), _FAILED: _numbers(failed)}
-        place = [F.col(name) for name in PLACE]
+        may_fail = any(one.filter.kind != "tags" for one in subscriptions)
+        self._chosen = {
+            _MATCHED: F.concat(*(_chosen(at, size, Outcome.TRUE, at) for at in chunks)),
+            _FAILED: F.concat(*(_chosen(at, size, Outcome.ERROR, at + size + 1) for at in chunks))
+            if may_fail
+            else F.array().cast("array<int>"),
+        }  # fmt: skip
         is_unmatched = F.size(_MATCHED) == 0
-        self._counters = [
-            *(("matched", number) for number in range(len(matched))),
-            *(("failed", number) for number in failed),
-        ]
-        self._packed = 63 // (most.bit_length() if most else 31)
-        self._bits = 63 // self._packed
-        conditions = [*matched, *failed.values()]
+        place = [F.col(name) for name in PLACE]
         self._counted = [
             F.count(F.lit(1)).alias("read"),
             F.count_if(is_unmatched).alias("unmatched"),
             *_ends("unmatched", is_unmatched, F.struct(*place)),
         ]
-        for at in range(0, len(conditions), self._packed):
-            parts = [
-                F.when(condition, F.lit(1 << (self._bits * shift))).otherwise(F.lit(0))
-                for shift, condition in enumerate(conditions[at : at + self._packed])
-            ]
-            self._counted.append(F.sum(_sum(parts).cast("bigint")).alias(f"sum_{at}"))
-        properties = [F.col(f"_property_{at}") for at in range(len(self._properties))]
-        sample = F.struct(*place, F.col(_FAILED).alias("groups"), *properties, *errors)
-        for bucket in range(min(_BUCKETS, len(failed))):
-            here = [condition for at, condition in enumerate(failed.values())
-                    if at % _BUCKETS == bucket]  # fmt: skip
-            has_failed = (F.size(_FAILED) > 0) & _any(here)
+        sample = F.struct(*place, F.col(_FAILED).alias("failed"), F.col("_facts").alias("facts"))
+        for bucket in range(min(_BUCKETS, size) if may_fail else 0):
+            numbers = [*range(size + 1 + bucket, 2 * size + 1, _BUCKETS)]
+            here = F.arrays_overlap(_FAILED, F.array(*map(F.lit, numbers)))
+            has_failed = F.when(F.size(_FAILED) > 0, here).otherwise(F.lit(False))
             self._counted += _ends(f"bucket_{bucket}", has_failed, sample)
-        numbers = F.col(_MATCHED)
+        to = F.col(_MATCHED)
         if unmatched is not None:
-            numbers = F.when(is_unmatched, F.array(F.lit(len(matched)))).otherwise(numbers)
+            to = F.when(is_unmatched, F.array(F.lit(size))).otherwise(to)
+        if may_fail:
+            to = F.when(F.size(_FAILED) > 0, F.concat(to, F.col(_FAILED))).otherwise(to)
         sinks = [*(one.sink for one in subscriptions), *([unmatched] if unmatched else [])]
         columns = dict.fromkeys(name for sink in sinks for name in sink.needs)
-        self._wanted = [F.explode(numbers).alias(TO), *map(F.col, columns)]
+        self._wanted = [F.explode(to).alias(TO), *map(F.col, columns)]
+        # It is exact as long as it can hold all values there are.
+        self._by_group = F.expr(f"approx_top_k({TO}, {2 * size + 1}, {2 * size + 1})")
 
-    def routed(self, rows: DataFrame, observation: Observation) -> DataFrame:
+    def routed(
+        self, rows: DataFrame, of_messages: Observation, of_groups: Observation
+    ) -> DataFrame:
         """A row for each message and each sink that gets it, by its number in `TO`. What is counted
-        on the way comes with `observation` when an action has gone through all of them."""
-        evaluated = rows.select(*self._columns, *self._outcomes).withColumns(self._chosen)
-        return evaluated.observe(observation, *self._counted).select(*self._wanted)
+        on the way comes with the observations when an action has gone through all of them."""
+        if self._answers:
+            rows = rows.select("*", *self._answers)
+        packed = rows.select(*self._columns, *self._packed, self._facts)
+        watched = packed.withColumns(self._chosen).observe(of_messages, *self._counted)
+        repeated = watched.select(*self._wanted)
+        counted = repeated.observe(of_groups, self._by_group.alias("by_group"))
+        return counted.where(F.col(TO) <= self._size)
 
-    def counts(self, observed: Mapping[str, Any]) -> "Counts":
-        counts = Counts(observed["read"], observed["unmatched"])
-        counts.unmatched_samples = [_sample(row, "") for row in _both(observed, "unmatched")]
-        for number, (kind, group) in enumerate(self._counters):
-            at, shift = number // self._packed * self._packed, number % self._packed
-            packed = observed[f"sum_{at}"] or 0
-            value = packed >> (self._bits * shift) & ((1 << self._bits) - 1)
-            (counts.matched if kind == "matched" else counts.failed)[group] = value
+    def counts(self, of_messages: Mapping[str, Any], of_groups: Mapping[str, Any]) -> "Counts":
+        counts = Counts(of_messages["read"], of_messages["unmatched"])
+        counts.unmatched_samples = [_sample(row, "") for row in _both(of_messages, "unmatched")]
+        for row in of_groups["by_group"] or ():
+            if row["item"] < self._size:
+                counts.matched[row["item"]] = row["count"]
+            elif row["item"] > self._size:
+                counts.failed[row["item"] - self._size - 1] = row["count"]
         for bucket in range(_BUCKETS):
-            for row in _both(observed, f"bucket_{bucket}"):
-                for group in row.groups:
-                    counts.samples.setdefault(group, []).append(row)
+            for row in _both(of_messages, f"bucket_{bucket}"):
+                for number in row["failed"]:
+                    counts.samples.setdefault(number - self._size - 1, []).append(row)
         return counts
 
     def sample(self, subscription: Subscription, number: int, row: Row) -> Sample:
         """Why that subscription, of that number, failed on it."""
-        filter = subscription.filter
+        filter, facts = subscription.filter, row["facts"]
         if filter.kind == "code":
-            return _sample(row, str(row[f"error_{number}"]))
-        values = {name: row[f"_property_{at}"] for at, name in enumerate(self._properties)}
+            return _sample(row, str(facts[f"error_{number}"]))
+        values = {name: facts[f"value_{at}"] for at, name in enumerate(self._properties)}
         properties = {name: value for name, value in values.items() if value is not None}
         whole = explain(parse(filter.text, filter.dialect), properties).reason
         return _sample(row, whole.removeprefix("It does not match: ").removesuffix(_ALWAYS_SAID))
@@ -131,7 +129,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Counts:
-    """Of a batch; by the numbers of subscriptions."""
+    """Of a batch; by the numbers of subscriptions, those with none left out."""
 
     read: int
     unmatched: int
@@ -141,13 +139,24 @@ class Counts:
     samples: dict[int, list[Row]] = field(default_factory=dict)  # messages some failed on
 
 
-def _numbers(conditions: Mapping[int, Column]) -> Column:
-    """An array of those whose condition holds."""
-    if not conditions:
-        return F.array().cast("array<int>")
-    return F.array_compact(
-        F.array(*(F.when(condition, F.lit(number)) for number, condition in conditions.items()))
-    )
+def _packed(outcomes: Sequence[Column]) -> Column:
+    shifted = [F.shiftleft(one.cast("bigint"), 2 * at) for at, one in enumerate(outcomes)]
+    return reduce(Column.bitwiseOR, shifted)
+
+
+def _chosen(at: int, size: int, wanted: Outcome, number: int) -> Column:
+    """Of the outcomes packed from `at` on: an array of those wanted, counted from `number`."""
+    packed = F.col(f"_outcomes_{at}")
+    upper = F.shiftrightunsigned(packed, 1)
+    if wanted is not Outcome.ERROR:  # TRUE is 1, ERROR 3
+        upper = F.bitwise_not(upper)
+    found = packed.bitwiseAND(upper).bitwiseAND(F.lit(_ODD))
+    each = [
+        F.when(found.bitwiseAND(F.lit(1 << (2 * offset))) != 0, F.lit(number + offset))
+        for offset in range(min(_PACKED, size - at))
+    ]
+    none = F.array().cast("array<int>")
+    return F.when(found != 0, F.array_compact(F.array(*each))).otherwise(none)
 
 
 def _ends(name: str, condition: Column, sample: Column) -> list[Column]:
@@ -161,14 +170,6 @@ def _both(observed: Mapping[str, Any], name: str) -> list[Row]:
     return [row for at, row in enumerate(rows) if row is not None and row not in rows[:at]]
 
 
-def _sum(parts: Sequence[Column]) -> Column:
-    return reduce(operator.add, parts)
-
-
-def _any(conditions: Sequence[Column]) -> Column:
-    return reduce(operator.or_, conditions)
-
-
 def _sample(row: Row, reason: str) -> Sample:
-    queue = f"{row.topic}/{row.broker or ''}/{row.queue_id}"
-    return Sample(f"{queue} at {row.offset}", row.message_id, reason)
+    queue = f"{row['topic']}/{row['broker'] or ''}/{row['queue_id']}"
+    return Sample(f"{queue} at {row['offset']}", row["message_id"], reason)

@@ -185,8 +185,6 @@ class Route:
         self._stop = stop
         self._sinks = Sinks(spark, checkpoint.run_id, out)
         self.epochs: list[Epoch] = []
-        most = config.max_offsets_per_batch or _MESSAGES
-        self._most = None if config.source.archive else most
         self._plan: tuple[Epoch, Plan] | None = None  # of the last batch
         self._batch: int | None = None  # begun last
         self._failure: BaseException | None = None
@@ -299,12 +297,10 @@ class Route:
 
     def _route(self, rows: DataFrame, epoch: Epoch, batch: int) -> None:
         if self._plan is None or self._plan[0] is not epoch:
-            self._plan = (
-                epoch,
-                Plan(epoch.subscriptions, epoch.unmatched, self._needs, self._most),
-            )
-        plan, sinks, observation = self._plan[1], epoch.sinks, Observation()
-        routed = plan.routed(rows, observation)
+            self._plan = (epoch, Plan(epoch.subscriptions, epoch.unmatched, self._needs))
+        plan, sinks = self._plan[1], epoch.sinks
+        of_messages, of_groups = Observation(), Observation()
+        routed = plan.routed(rows, of_messages, of_groups)
         jobs = self._sinks.jobs(sinks)
         if len(jobs) == 1 and sinks[0].format != "console":
             self._sinks.write(routed, sinks, batch)
@@ -316,7 +312,7 @@ class Route:
                 self._sinks.write(kept, sinks, batch, names)
             finally:
                 kept.unpersist()
-        self._add(plan, plan.counts(observation.get), epoch, batch)
+        self._add(plan, plan.counts(of_messages.get, of_groups.get), epoch, batch)
 
     def _add(self, plan: Plan, of_batch: Counts, epoch: Epoch, batch: int) -> None:
         summary, data = self.summary, self._checkpoint.data
@@ -328,7 +324,7 @@ class Route:
         totals = data.setdefault("totals", {})
         for number, one in enumerate(epoch.subscriptions):
             counts = self._counts[one.group]
-            matched, failed = of_batch.matched[number], of_batch.failed.get(number, 0)
+            matched, failed = of_batch.matched.get(number, 0), of_batch.failed.get(number, 0)
             counts.matched += matched
             counts.failed += failed
             if is_new:

@@ -361,7 +361,8 @@ class _Leaf:
     """A comparison, its parts made when asked for: each node is a call into the JVM.
 
     Where `answer` is null it stands for no, as in `is_true` and `is_false`, which may be quicker
-    to evaluate; `fails` and `unknown` are never null and looked at where `answer` is not true.
+    to evaluate; `fails` and `unknown` are never null and looked at where `answer` is not true. If
+    there are both, `answer` is null where one of them holds and nowhere else.
     """
 
     answer: _Thunk
@@ -375,6 +376,10 @@ class _Leaf:
 
     @property
     def outcome(self) -> Column:
+        if self.fails is not None and self.unknown is not None:
+            # what is neither is null for one of two reasons; the answer, which is long, stands once
+            why = F.when(self.unknown, int(N_)).otherwise(int(E_))
+            return F.coalesce(self.answer().cast("int"), why)
         cases = F.when(self.answer(), int(T_))
         if self.fails is not None:
             cases = cases.when(self.fails, int(E_))
@@ -563,9 +568,8 @@ class _TypedOperand:
             reads = self._column if self._kind is Kind.BOOLEAN else self.text == "true"
             return _boolean(reads, self.is_null, is_unequal is bool(value))
         if self._kind is Kind.BOOLEAN:
-            return _Leaf(
-                lambda: F.lit(False), lambda: F.lit(False), None, ~self.is_null, self.is_null
-            )
+            nothing = F.lit(None).cast("boolean")
+            return _Leaf(lambda: nothing, lambda: nothing, None, ~self.is_null, self.is_null)
         constant = _literal(value, kind)
         return _Leaf(
             lambda: _test(operator, constant, self._column),
