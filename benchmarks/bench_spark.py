@@ -380,19 +380,26 @@ class Sources:
 
 
 def scans(bench: Bench, sources: Sources, count: int) -> Iterator[Figure]:
-    jobs = [Job("log", sources.log, count, count), Job("wire", sources.wire, count, count)]
+    jobs = [
+        Job("log source", sources.log, count, count),
+        Job("wire source", sources.wire, count, count),
+    ]
     by_default = lambda: sources.wire(pullSize="32")  # noqa: E731
-    jobs.append(Job("wire, pulls of 32", by_default, count, count))
+    jobs.append(Job("wire source, pulls of 32", by_default, count, count))
     if sources.kafka:
-        jobs.append(Job("Kafka", sources.from_kafka, count, count))
+        jobs.append(Job("Kafka source", sources.from_kafka, count, count))
         by_default = lambda: sources.from_kafka(is_tuned=False)  # noqa: E731
-        jobs.append(Job("Kafka, defaults", by_default, count, count))
+        jobs.append(Job("Kafka source, defaults", by_default, count, count))
     timed = bench.measure(jobs)
-    for name, target in (("log", 2.0), ("wire", 1.0), ("wire, pulls of 32", None)):
-        yield _beside(f"scan, {name} source", timed[name], timed.get("Kafka"), target)
-    for name in ("Kafka", "Kafka, defaults"):
+    for name, target in (
+        ("log source", 2.0),
+        ("wire source", 1.0),
+        ("wire source, pulls of 32", None),
+    ):
+        yield _beside(f"scan, {name}", timed[name], timed.get("Kafka source"), target)
+    for name in ("Kafka source", "Kafka source, defaults"):
         if name in timed:
-            yield _of_kafka(f"scan, {name} source", timed[name])
+            yield _of_kafka(f"scan, {name}", timed[name])
 
 
 def one_percent(bench: Bench, sources: Sources, count: int) -> Iterator[Figure]:
@@ -640,6 +647,7 @@ def session(jars: Sequence[Path]) -> Iterator["SparkSession"]:
         "spark.jars": ",".join(map(str, jars)),
     }
     spark = open_session("bench_spark", master="local[1]", config=settings)
+    spark.sparkContext.setLogLevel("ERROR")  # Kafka's producer misses its broker at the end
     try:
         yield spark
     finally:
@@ -702,19 +710,20 @@ def run(root: Path, wanted: Sequence[str], arguments: argparse.Namespace) -> Non
     count = arguments.messages
     has_messages = {*wanted} != {"columns"}
     has_kafka = not arguments.ours_only and bool({*wanted} - {"columns", "route"})
+    store, address, nameserver = root / "store", None, ""
     with contextlib.ExitStack() as stack:
-        spark = stack.enter_context(session(kafka.source_jars() if has_kafka else []))
-        heading(arguments.json, spark, count)
-        bench = Bench(spark, arguments.rounds)
-        store, address, nameserver = root / "store", None, ""
         if has_messages:
             fill_store(store, count)
             nameserver = stack.enter_context(served(store, root / "tamis.err"))
         if has_kafka:
             address = stack.enter_context(kafka.broker(root / "kafka", QUEUES))
+        spark = stack.enter_context(session(kafka.source_jars() if has_kafka else []))
+        heading(arguments.json, spark, count)
+        if address is not None:
             write_rows(root / "rows", count)
             fill_kafka(spark, address, root / "rows")
             shutil.rmtree(root / "rows")
+        bench = Bench(spark, arguments.rounds)
         sources = Sources(spark, store, nameserver, address)
         cases: dict[str, Callable[[], Iterator[Figure]]] = {
             "scan": lambda: scans(bench, sources, count),

@@ -76,10 +76,7 @@ def telling_messages(count: int) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, str] | None]:
     some = [*drawn(messages, 30), *telling_messages(120)]
-    return [
-        None if row is None else {name: evaluation._stored(text) for name, text in row.items()}
-        for row in some
-    ]
+    return [evaluation._stored_properties(row) for row in some]
 
 
 @pytest.fixture(scope="module")

@@ -86,8 +86,9 @@ class Plan:
         sinks = [*(one.sink for one in subscriptions), *([unmatched] if unmatched else [])]
         columns = dict.fromkeys(name for sink in sinks for name in sink.needs)
         self._wanted = [F.explode(to).alias(TO), *map(F.col, columns)]
-        # It is exact as long as it can hold all values there are.
-        self._by_group = F.expr(f"approx_top_k({TO}, {2 * size + 1}, {2 * size + 1})")
+        # Exact as long as there is a bin for each value; of partitions the bins of a value come
+        # apart, or together. (approx_top_k would do too, but prints a warning.)
+        self._by_group = F.histogram_numeric(F.col(TO).cast("double"), F.lit(2 * size + 2))
 
     def routed(
         self, rows: DataFrame, of_messages: Observation, of_groups: Observation
@@ -105,11 +106,11 @@ class Plan:
     def counts(self, of_messages: Mapping[str, Any], of_groups: Mapping[str, Any]) -> "Counts":
         counts = Counts(of_messages["read"], of_messages["unmatched"])
         counts.unmatched_samples = [_sample(row, "") for row in _both(of_messages, "unmatched")]
-        for row in of_groups["by_group"] or ():
-            if row["item"] < self._size:
-                counts.matched[row["item"]] = row["count"]
-            elif row["item"] > self._size:
-                counts.failed[row["item"] - self._size - 1] = row["count"]
+        for x, y in of_groups["by_group"] or ():
+            number = round(x)
+            kind = counts.matched if number < self._size else counts.failed
+            group = number if number < self._size else number - self._size - 1
+            kind[group] = kind.get(group, 0) + round(y)
         for bucket in range(_BUCKETS):
             for row in _both(of_messages, f"bucket_{bucket}"):
                 for number in row["failed"]:

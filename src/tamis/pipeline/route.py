@@ -340,5 +340,6 @@ class Route:
 
 
 def _keep(kept: list[Sample], more: Iterable[Sample]) -> None:
-    kept += [one for one in more if one not in kept]
-    del kept[_MOST_SAMPLES:]
+    for one in more:
+        if len(kept) < _MOST_SAMPLES and one not in kept:
+            kept.append(one)

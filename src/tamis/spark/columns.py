@@ -8,10 +8,11 @@ Bad text raises InvalidFilter at once, before Spark sees anything.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -27,12 +28,29 @@ from pyspark.sql.types import (
 )
 
 from ..errors import ConfigError
-from ..filter import Dialect, parse
-from ..filter.engines.catalyst import PropertyOf, Typed, compile_matched, compile_outcome
+from ..filter import Dialect, Expr, parse
+from ..filter.engines.catalyst import (
+    Compiler,
+    PropertyOf,
+    Typed,
+    compile_matched,
+    compile_outcome,
+)
 from ..filter.nodes import Kind
 from ..filter.tags import parse_tags
+from .session import session
 
-__all__ = ["Properties", "Raw", "properties_of", "raw", "sql92", "sql92_outcome", "tags", "typed"]
+__all__ = [
+    "Evaluator",
+    "Properties",
+    "Raw",
+    "properties_of",
+    "raw",
+    "sql92",
+    "sql92_outcome",
+    "tags",
+    "typed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +180,29 @@ def _from_string(column: Column, name: str) -> Column:
     pattern = f"\\x02{re.escape(name)}\\x01([^\\x02]+)"
     found = F.regexp_extract_all(F.concat(F.lit("\x02"), column), F.lit(pattern), F.lit(1))
     return F.try_element_at(found, F.lit(-1))
+
+
+# Each call that makes a column would ask the JVM for its place in the program: 4 times the time.
+_UNTRACED: Final = {"spark.python.sql.dataFrameDebugging.enabled": "false"}
+
+
+class Evaluator:
+    """Many filters on a few messages at hand, for tests and tools.
+
+    The rows are local to the driver, so that Catalyst evaluates while it plans: there are no jobs
+    and no generated code.
+    """
+
+    def __init__(self) -> None:
+        self._spark = session("tamis filter", config=_UNTRACED)
+        self._compiler = Compiler(properties_of("properties"))
+
+    def outcomes(
+        self, exprs: Sequence[Expr], messages: Sequence[Mapping[str, str] | None]
+    ) -> Sequence[tuple[int, ...]]:
+        """A row a message, in it the outcome of each filter."""
+        maps = [None if message is None else list(message.items()) for message in messages]
+        array = pa.array(maps, pa.map_(pa.string(), pa.string()))
+        rows = self._spark.createDataFrame(pa.table({"properties": array}))
+        columns = [self._compiler.compile_outcome(expr) for expr in exprs]
+        return rows.select(*(column.alias(str(n)) for n, column in enumerate(columns))).collect()

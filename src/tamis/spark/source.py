@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from ..errors import ConfigError
 from . import writer
+from ._quiet import be_quiet
 from .options import Options
 from .reader import BatchReader, PushingReader
 from .schema import row_type
@@ -17,11 +18,23 @@ from .stream import StreamReader
 
 __all__ = ["RocketMQ", "RocketMQLog", "register"]
 
+be_quiet()
+
 
 def register(spark: SparkSession) -> None:
-    """Makes both formats known to the session. Can be called twice."""
+    """Makes both formats known to the session. Not needed where Spark finds them by itself, as it
+    does where Tamis is installed for its driver's Python; can be called twice."""
     for source in (RocketMQ, RocketMQLog):
-        spark.dataSource.register(source)
+        if not _is_known(spark, source.name()):
+            spark.dataSource.register(source)
+
+
+def _is_known(spark: SparkSession, name: str) -> bool:
+    """Spark warns of what is registered twice. Of a Connect server that can't be asked."""
+    session = getattr(spark, "_jsparkSession", None)
+    if session is None:
+        return False
+    return bool(session.sessionState().dataSourceManager().dataSourceExists(name))
 
 
 class _Source(ds.DataSource):
