@@ -82,10 +82,10 @@ def test_the_example_pipeline_on_a_cluster_writes_what_it_writes_locally(
 
 def rows(directory: Path) -> list[str]:
     """Of a sink, in an order of their own."""
-    if any(directory.glob("*.json")):
-        found = [json.loads(line) for file in directory.glob("*.json") for line in file.open()]
-    else:
-        found = [
-            row for file in directory.rglob("*.parquet") for row in pq.read_table(file).to_pylist()
-        ]
+    found = []
+    for file in directory.rglob("[!._]*.*"):
+        if file.suffix == ".json":
+            found += [json.loads(line) for line in file.read_text().splitlines()]
+        elif file.suffix == ".parquet":
+            found += pq.read_table(file).to_pylist()
     return sorted(repr(sorted(row.items())) for row in found)

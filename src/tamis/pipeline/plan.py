@@ -107,7 +107,7 @@ class Plan:
         counts = Counts(of_messages["read"], of_messages["unmatched"])
         counts.unmatched_samples = [_sample(row, "") for row in _both(of_messages, "unmatched")]
         for x, y in of_groups["by_group"] or ():
-            number = round(x)
+            number = round(x)  # that of the unmatched is `_size`, those that failed are above
             kind = counts.matched if number < self._size else counts.failed
             group = number if number < self._size else number - self._size - 1
             kind[group] = kind.get(group, 0) + round(y)
@@ -130,7 +130,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Counts:
-    """Of a batch; by the numbers of subscriptions, those with none left out."""
+    """Of a batch; by the numbers of subscriptions. Those with none are left out."""
 
     read: int
     unmatched: int

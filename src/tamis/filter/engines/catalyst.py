@@ -237,25 +237,25 @@ class Compiler:
     def _fails_in_turn(self, terms: Sequence[Expr], ends: bool, is_last: bool) -> Column | None:
         """The terms from the left, until one is `ends` and the rest is not evaluated."""
         seen: set[tuple[str, Kind]] = set()
-        branches: list[tuple[Column, bool]] = []
+        branches: list[tuple[_Thunk, bool]] = []
         for position, term in enumerate(terms):
             reads = _reads(term)
-            fails = None
-            if reads is None or reads not in seen:
-                fails = self._fails(term, is_last and (not ends or position == len(terms) - 1))
-            if fails is not None:
-                branches.append((fails, True))
+            is_sure = is_last and (not ends or position == len(terms) - 1)
+            if (reads is None or reads not in seen) and self._may_fail(term):
+                fails = self._fails(term, is_sure)
+                if fails is not None:
+                    branches.append((partial(_same, fails), True))
             if reads is not None:
                 seen.add(reads)
-            branches.append((self._holds(term, ends), False))
+            branches.append((partial(self._holds, term, ends), False))
         while branches and not branches[-1][1]:
             branches.pop()
         if not branches:
             return None
-        first, *rest = branches
-        cases = F.when(first[0], first[1])
+        (first, failed), *rest = branches
+        cases = F.when(first(), failed)
         for condition, failed in rest:
-            cases = cases.when(condition, failed)
+            cases = cases.when(condition(), failed)
         return cases.otherwise(False)
 
     def _may_fail(self, expr: Expr) -> bool:
@@ -270,9 +270,12 @@ class Compiler:
                 return any(map(self._may_fail, terms))
             case Between():
                 return self._may_fail(_spelled_out(expr))
+            case Compare(_, Property(name), right) if _is_constant(right):
+                return self._operand(name).may_fail(value_kind(right))
+            case Compare(_, Property(), right):
+                return expr.operator.is_ordering or not isinstance(right, Property)
             case Compare():
-                leaf = self._leaf(expr)
-                return leaf is None or leaf.fails is not None
+                return True
             case _:
                 return False
 
@@ -411,6 +414,9 @@ class _TextOperand:
     def __init__(self, text: Column) -> None:
         self.text = text
 
+    def may_fail(self, kind: Kind) -> bool:
+        return kind in _NUMBERS
+
     @cached_property
     def is_null(self) -> Column:
         return self.text.isNull()
@@ -518,6 +524,9 @@ class _TypedOperand:
     def __init__(self, typed: Typed) -> None:
         self._column = typed.column
         self._kind = typed.kind
+
+    def may_fail(self, kind: Kind) -> bool:
+        return kind in _NUMBERS and self._kind is Kind.BOOLEAN
 
     @property
     def is_null(self) -> Column:
@@ -717,6 +726,10 @@ def _balanced(terms: Sequence[Column], combine: Callable[[Column, Column], Colum
         return terms[0]
     middle = len(terms) // 2
     return combine(_balanced(terms[:middle], combine), _balanced(terms[middle:], combine))
+
+
+def _same(column: Column) -> Column:
+    return column
 
 
 def _never_null(column: Column) -> Column:
