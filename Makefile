@@ -42,15 +42,16 @@ crash: install  ## a thousand disasters on a store, each followed by recovery; T
 soak: install  ## ten minutes of producers, filtered consumers, members that come and go
 	$(BIN)/python benchmarks/soak.py
 
-bench: install  ## measure; filter engines, broker and client beside others (needs Java and Maven)
+bench: install  ## measure; filter engines, broker, client and Spark beside others (needs Java, Maven)
 	$(BIN)/python benchmarks/bench_filter.py
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_broker.py
 	$(BIN)/python benchmarks/bench_client.py
+	$(BIN)/python benchmarks/bench_spark.py
 
 lock:  ## choose versions anew; needs uv
 	uv pip compile --quiet --universal --python-version 3.11 --extra spark --group dev --generate-hashes \
 		--no-emit-index-url --custom-compile-command "make lock" pyproject.toml -o requirements.lock
 
 clean:  ## remove what make made
-	rm -rf .venv tests/interop/target
+	rm -rf .venv tests/interop/target benchmarks/kafka/target

@@ -108,7 +108,7 @@ def test_files_lie_by_topic_and_day_sorted_by_tag(topic: str, config: archive.Co
     files = list(folder.rglob("*.parquet"))
     assert {file.parent.parent.name for file in files} == {f"topic={topic}"}
     assert all(file.parent.name.startswith("date=20") for file in files)
-    assert not (folder / "_staging").exists()
+    assert not list(folder.glob("_staging-*"))
     for file in files:
         table = pq.ParquetFile(file).read(["tags", "queue_id", "offset"]).to_pylist()
         order = [(row["tags"] or "", row["queue_id"], row["offset"]) for row in table]
@@ -167,11 +167,11 @@ def test_killed_while_a_batch_was_written_it_is_written_again(
     whole = places(archive.read(spark, str(folder)))
     last = json.loads((folder / "_last.json").read_text())
     for _, place in last["files"]:
-        left = folder / "_staging" / place
+        left = folder / "_staging-killed" / place
         left.parent.mkdir(parents=True, exist_ok=True)
         (folder / place).rename(left)
         left.write_bytes(left.read_bytes()[:100])  # torn
-    before = {"batch": last["batch"] - 1, "messages": 0, "files": []}
+    before = {**last, "batch": last["batch"] - 1, "messages": 0, "files": []}
     (folder / "_last.json").write_text(json.dumps(before))
     uncommit(config, last["batch"])
 

@@ -25,14 +25,15 @@ nameserver, home, marks = sys.argv[1:]
 def slowly(batches):
     for batch in batches:
         open(f"{marks}/{time.time_ns()}-{os.getpid()}", "w").close()
-        time.sleep(0.5)
+        time.sleep(0.3)
         yield batch
 
-spark = tamis.spark.session(master="local[2]", config={"spark.driver.memory": "1g"})
+config = {"spark.driver.memory": "1g", "spark.sql.execution.arrow.maxRecordsPerBatch": "20"}
+spark = tamis.spark.session(master="local[2]", config=config)
 rows = (
     spark.readStream.format("rocketmq").option("nameserver", nameserver)
     .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 200)
-    .option("columns", "queue_id,offset").option("batchRows", 20).load("Killed")
+    .option("columns", "queue_id,offset").load("Killed")
 )
 query = (
     rows.mapInArrow(slowly, rows.schema).writeStream.format("parquet")

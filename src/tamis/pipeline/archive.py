@@ -4,11 +4,11 @@
     <path>/_archive.json    format and property columns: what a reader must know
     <path>/_tamis.json      the run it belongs to, as of any sink
     <path>/_last.json       the last batch: its number, its files
-    <path>/_staging/        a batch being written
+    <path>/_staging-*/      a batch being written
 
 A batch is in the archive or is not, whenever we are killed:
 
-1. it is written to `_staging`, which readers pass over;
+1. it is written to `_staging-…`, which readers pass over;
 2. `_last.json` is replaced: from here on the batch is in;
 3. each file is renamed to its place. Whoever comes next finishes that, ours first of all.
 
@@ -22,6 +22,7 @@ run of pages, and in each run the pages of a time or of some offsets lie togethe
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -50,7 +51,7 @@ ARCHIVED: Final = (
 )
 _DESCRIPTION: Final = "_archive.json"
 _LAST: Final = "_last.json"
-_STAGING: Final = "_staging"
+_STAGING: Final = "_staging-"  # as of `sinks`, which clears what was left
 _PARTITIONS: Final = ("topic", "date")
 _MESSAGES: Final = 2_000_000  # of a batch, if the file does not say
 _OPTIONS: Final = {
@@ -334,10 +335,11 @@ class _Job:
                 is_busy=self._is_busy,
                 messages=lambda: summary.messages,
             )
-        except JobFailed:
-            if self._failure is not None:
-                raise JobFailed(one_line(self._failure)) from self._failure
-            raise
+        except JobFailed as error:
+            summary.status = "failed"
+            failed = error if self._failure is None else JobFailed(one_line(self._failure))
+            failed.summary = summary
+            raise failed from self._failure
         finally:
             summary.seconds = round(time.perf_counter() - began, 3)
             summary.offsets = checkpoint.offsets(checkpoint.last_done())
@@ -397,16 +399,16 @@ class _Job:
 
     def _stage(self, rows: DataFrame, batch: int) -> dict[str, Any]:
         """Steps 1 and 2."""
-        staging = f"{self._path}/{_STAGING}"
-        self._place.remove(staging)
+        staging = f"{_STAGING}{uuid.uuid4().hex[:12]}"
         observation = Observation()
         format = self._archive.format
         options = {**_OPTIONS.get(format, {}), **self._archive.options}
         writer = _sorted(rows, observation).write.format(format).options(**options)
-        writer.partitionBy(*_PARTITIONS).save(staging)
+        writer.partitionBy(*_PARTITIONS).save(f"{self._path}/{staging}")
         last = {
             "batch": batch,
             "messages": observation.get["messages"],
+            "staging": staging,
             "files": self._moves(staging, batch),
         }
         self._place.write(f"{self._path}/{_LAST}", json.dumps(last) + "\n")
@@ -415,14 +417,15 @@ class _Job:
     def _moves(self, staging: str, batch: int) -> list[tuple[str, str]]:
         """From where to where, below the archive's path."""
         moves = []
-        for topic in _directories(self._place, staging):
-            for date in _directories(self._place, f"{staging}/{topic}"):
-                names = self._place.names(f"{staging}/{topic}/{date}")
+        place, root = self._place, f"{self._path}/{staging}"
+        for topic in _directories(place, root):
+            for date in _directories(place, f"{root}/{topic}"):
+                names = place.names(f"{root}/{topic}/{date}")
                 parts = [name for name in names if not name.startswith(("_", "."))]
                 for number, name in enumerate(parts):
                     new = f"{self._checkpoint.run_id[:8]}-{batch:06}-{number:04}{_suffix(name)}"
                     inside = f"{topic}/{date}"
-                    moves.append((f"{_STAGING}/{inside}/{name}", f"{inside}/{new}"))
+                    moves.append((f"{staging}/{inside}/{name}", f"{inside}/{new}"))
         return moves
 
     def _move(self, last: Mapping[str, Any]) -> None:
@@ -438,7 +441,7 @@ class _Job:
                 )
             self._place.make(target.rpartition("/")[0])
             self._place.rename(source, target)
-        self._place.remove(f"{self._path}/{_STAGING}")
+        self._place.remove(f"{self._path}/{last['staging']}")
 
     def _append(self, rows: DataFrame, batch: int) -> int:
         """A table format does what files need us for, if it knows the batch it has."""
