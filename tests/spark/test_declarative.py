@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from spark import standalone
 from sparkling import ROOT, create_topic, dear_by_tag, sample_orders, send_all
 
@@ -29,7 +28,7 @@ def run(project: Path, server: str, *options: str) -> None:
 
 
 def test_each_run_adds_what_came_and_filters_it(
-    tmp_path: Path, local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, local_cluster: LocalCluster
 ) -> None:
     create_topic(local_cluster, "orders")
     project = tmp_path / "project"
@@ -37,8 +36,6 @@ def test_each_run_adds_what_came_and_filters_it(
     spec = project / "spark-pipeline.yml"
     text = spec.read_text().replace("127.0.0.1:9876", local_cluster.nameserver)
     spec.write_text(text.replace("/tmp/orders-pipeline", str(tmp_path / "storage")))
-
-    monkeypatch.setenv("PYTHONPATH", str(project))  # the server's
 
     def rows(table: str) -> list[dict[str, object]]:
         return pq.read_table(tmp_path / "warehouse" / table).to_pylist()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from sparkling import SETTINGS
+from sparkling import SETTINGS, create_topic, sample_orders, send_all
 
 from tamis.errors import ConfigError
 from tamis.spark.java import find_java, java_home
 from tamis.spark.session import is_loopback, session
+from tamis.testing import LocalCluster
 
 PROGRAM = """\
 import sys
@@ -188,6 +189,18 @@ def test_a_local_session_is_bound_to_loopback_and_leaves_the_environment_alone(
     assert spark.sparkContext.uiWebUrl is None
     assert spark.sparkContext.pythonExec == os.environ.get("PYSPARK_PYTHON", sys.executable)
     assert "tamis" not in os.environ.get("JAVA_HOME", "")
+
+
+def test_what_one_query_filters_by_is_not_in_the_next_of_the_same_rows(
+    spark: SparkSession, local_cluster: LocalCluster
+) -> None:
+    """Spark's pushing of filters to Python sources, off in a session, would have it so."""
+    create_topic(local_cluster, "filtered", queues=1)
+    send_all(local_cluster, sample_orders("filtered", 30))
+    reader = spark.read.format("rocketmq").option("nameserver", local_cluster.nameserver)
+    orders = reader.load("filtered")
+    assert orders.where("tags = 'paid'").count() == 10
+    assert orders.count() == 30
 
 
 @pytest.mark.parametrize(

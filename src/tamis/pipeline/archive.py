@@ -515,7 +515,10 @@ def _last(place: files.Files, path: str) -> dict[str, Any] | None:
         return None
     try:
         last = json.loads(place.read(file))
-        return {"batch": int(last["batch"]), "messages": last["messages"], "files": last["files"]}
+        return {
+            "batch": int(last["batch"]),
+            **{name: last[name] for name in ("messages", "staging", "files")},
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged ({error}): restore it, or archive anew") from None
 
