@@ -192,6 +192,8 @@ class Cutting:
 
     def close(self) -> None:
         self._after = -1
+        if self.address in fetching._IDLE:  # it would be kept for the next range
+            fetching._IDLE.pop(self.address)[0].close()
         socket.create_connection(self._listener.getsockname()).close()
         self._thread.join()
         self._listener.close()
@@ -206,6 +208,24 @@ def test_a_connection_that_breaks_costs_and_doubles_nothing(
         part = replace(wire(cluster), addresses=(between.address,))
         assert offsets(fetch_wire(part, replace(PLAIN, **wanted))) == [*range(COUNT)]
         assert between.count > 3
+
+
+def test_a_connection_is_used_again_unless_it_was_closed() -> None:
+    one_try = replace(PLAIN, retries=0)
+    with LocalCluster(log_file_size=2**22) as cluster:
+        with blocking.Admin(cluster.nameserver) as admin:
+            admin.create_topic(TOPIC, queues=1)
+        with blocking.Producer(cluster.nameserver) as producer:
+            producer.send_batch([message(number) for number in range(100)])
+        part = wire(cluster, 0, 100)
+        assert len(offsets(fetch_wire(part, one_try))) == 100
+        kept, _ = fetching._IDLE[cluster.broker]
+        assert len(offsets(fetch_wire(part, one_try))) == 100
+        assert fetching._IDLE[cluster.broker][0] is kept
+        cluster.restart_broker()
+        assert len(offsets(fetch_wire(part, one_try))) == 100
+        assert fetching._IDLE.pop(cluster.broker)[0].close() is None
+        assert kept.is_closed
 
 
 def test_another_address_is_tried_and_none_is_said_so(

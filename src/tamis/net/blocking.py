@@ -125,6 +125,21 @@ class BlockingPeer:
         self.close()
         return ConnectionError(f"{self}: {error}")
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be used for something else: nothing is on its way, and the other end has
+        not closed it."""
+        if self.is_closed or self._wire.outstanding or self._unsent or self._answers:
+            return False
+        try:
+            self._socket.settimeout(0)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False  # closed, or it says something unasked
+
     def close(self) -> None:
         """At once. May be called again."""
         self.is_closed = True

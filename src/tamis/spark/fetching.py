@@ -153,6 +153,9 @@ class _Window:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._peer is not None and not self._asked:
+            _put_by(self._peer)
+            self._peer = None
         self._disconnect()
 
     def __iter__(self) -> Iterator[tuple[Chunk, int]]:
@@ -237,7 +240,10 @@ class _Window:
 
     def _connect(self) -> None:
         addresses = self._part.addresses
-        self._peer = connect(addresses[self._failures % len(addresses)], self._fetch.timeout)
+        address = addresses[self._failures % len(addresses)]
+        self._peer = None if self._failures else _taken(address)
+        if self._peer is None:
+            self._peer = connect(address, self._fetch.timeout)
 
     def _disconnect(self) -> None:
         if self._peer is not None:
@@ -356,6 +362,27 @@ def _count(body: bytes | memoryview) -> int:
         at += max(_INT4.unpack_from(body, at)[0], 1)
         count += 1
     return count
+
+
+# A worker reads many ranges, and small ones in a stream: connections wait for the next.
+_IDLE: Final[dict[str, tuple[BlockingPeer, float]]] = {}
+_IDLE_SECONDS: Final = 30.0
+_IDLE_MOST: Final = 16
+
+
+def _put_by(peer: BlockingPeer) -> None:
+    if str(peer) in _IDLE or len(_IDLE) >= _IDLE_MOST:
+        peer.close()
+    else:
+        _IDLE[str(peer)] = peer, time.monotonic()
+
+
+def _taken(address: str) -> BlockingPeer | None:
+    peer, since = _IDLE.pop(address, (None, 0.0))
+    if peer is None or (time.monotonic() - since < _IDLE_SECONDS and peer.is_idle):
+        return peer
+    peer.close()
+    return None
 
 
 def _shown(queue: MessageQueue) -> str:

@@ -8,24 +8,22 @@ RocketMQ would not have evaluated does no harm. Two encodings:
 - A match is the condition in two-valued logic: where an expression holds, AND and OR need not tell
   false, null and error apart. Only where an error could hide behind an OR or a NOT is it asked for.
 
-Spark's casts are laxer than Java's parsers: they trim, and know `inf`. Text that passes a cast is
-looked at again by a regular expression, in a match only if the comparison holds.
+Spark's casts are laxer than Java's parsers: text that passes a cast is looked at again, in a match
+only if the comparison holds (`catalyst_operands`).
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, assert_never
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from ...errors import FilterValueError
-from ..coercion import BMP_ZEROS, TESTS, Value, compare
+from ..coercion import Value, compare
 from ..logic import AND, NOT, OR, Outcome, outcome_of
 from ..nodes import (
-    INT_MAX,
     And,
     Between,
     Compare,
@@ -45,32 +43,31 @@ from ..nodes import (
     is_fixed,
     value_kind,
 )
+from .catalyst_operands import (
+    NEGATED,
+    NUMBERS,
+    Leaf,
+    Operand,
+    TextOperand,
+    Typed,
+    TypedOperand,
+    all_of,
+    any_of,
+    balanced,
+    boolean_leaf,
+    never_null,
+    ordered,
+    same,
+)
 from .closures import compile_closure, compile_value, evaluate
 
 __all__ = ["Compiler", "PropertyOf", "Typed", "compile_matched", "compile_outcome"]
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """A column that is not text: of kind int, long, double or boolean."""
-
-    column: Column
-    kind: Kind
 
 
 # A property as the text it is, null if it is missing, or as what it was parsed to.
 PropertyOf = Callable[[str], Column | Typed]
 
 F_, T_, N_, E_ = Outcome
-_NUMBERS: Final = (Kind.INT, Kind.LONG, Kind.DOUBLE)
-_NEGATED: Final = {
-    Operator.EQ: Operator.NE,
-    Operator.NE: Operator.EQ,
-    Operator.GT: Operator.LE,
-    Operator.GE: Operator.LT,
-    Operator.LT: Operator.GE,
-    Operator.LE: Operator.GT,
-}
 _DEEPEST: Final = 6  # levels of AND and OR a match is written out for
 
 
@@ -89,7 +86,7 @@ class Compiler:
 
     def __init__(self, property_of: PropertyOf) -> None:
         self._property_of = property_of
-        self._operands: dict[str, _Operand] = {}
+        self._operands: dict[str, Operand] = {}
 
     def compile_outcome(self, expr: Expr) -> Column:
         return self._outcome(expr).cast("tinyint")
@@ -97,11 +94,11 @@ class Compiler:
     def compile_matched(self, expr: Expr) -> Column:
         return self._matched(expr)
 
-    def _operand(self, name: str) -> "_Operand":
+    def _operand(self, name: str) -> Operand:
         operand = self._operands.get(name)
         if operand is None:
             column = self._property_of(name)
-            operand = _TypedOperand(column) if isinstance(column, Typed) else _TextOperand(column)
+            operand = TypedOperand(column) if isinstance(column, Typed) else TextOperand(column)
             self._operands[name] = operand
         return operand
 
@@ -118,9 +115,9 @@ class Compiler:
             case Not(operand):
                 return _look_up(NOT, self._outcome(operand))
             case And(terms):
-                return _balanced([self._outcome(term) for term in terms], _tabled(AND))
+                return balanced([self._outcome(term) for term in terms], _tabled(AND))
             case Or(terms):
-                return _balanced(list(self._alternative_outcomes(terms)), _tabled(OR))
+                return balanced(list(self._alternative_outcomes(terms)), _tabled(OR))
             case Between():
                 return self._outcome(_spelled_out(expr))
             case Compare(operator, left, right):
@@ -158,13 +155,13 @@ class Compiler:
 
     def _matched(self, expr: Expr) -> Column:
         if isinstance(expr, And) and not is_fixed(expr):
-            return _all([self._matched(term) for term in expr.terms])  # Spark may push each down
+            return all_of([self._matched(term) for term in expr.terms])  # Spark may push each down
         if not self._may_fail(expr):
-            return _never_null(self._holds(expr, True))
+            return never_null(self._holds(expr, True))
         if _depth(expr) > _DEEPEST:
             return self._outcome(expr) == int(T_)
         fails = self._fails(expr, is_last=True)
-        holds = _never_null(self._holds(expr, True))
+        holds = never_null(self._holds(expr, True))
         return holds if fails is None else holds & ~fails
 
     def _holds(self, expr: Expr, wanted: bool) -> Column:
@@ -179,8 +176,8 @@ class Compiler:
                 return self._holds(operand, not wanted)
             case And(terms) | Or(terms):
                 if isinstance(expr, And) is wanted:
-                    return _all([self._holds(term, wanted) for term in terms])
-                return _any(self._alternatives(terms, wanted))
+                    return all_of([self._holds(term, wanted) for term in terms])
+                return any_of(self._alternatives(terms, wanted))
             case Between():
                 return self._holds(_spelled_out(expr), wanted)
             case _:
@@ -237,14 +234,14 @@ class Compiler:
     def _fails_in_turn(self, terms: Sequence[Expr], ends: bool, is_last: bool) -> Column | None:
         """The terms from the left, until one is `ends` and the rest is not evaluated."""
         seen: set[tuple[str, Kind]] = set()
-        branches: list[tuple[_Thunk, bool]] = []
+        branches: list[tuple[Callable[[], Column], bool]] = []
         for position, term in enumerate(terms):
             reads = _reads(term)
             is_sure = is_last and (not ends or position == len(terms) - 1)
             if (reads is None or reads not in seen) and self._may_fail(term):
                 fails = self._fails(term, is_sure)
                 if fails is not None:
-                    branches.append((partial(_same, fails), True))
+                    branches.append((partial(same, fails), True))
             if reads is not None:
                 seen.add(reads)
             branches.append((partial(self._holds, term, ends), False))
@@ -281,20 +278,20 @@ class Compiler:
 
     # Comparisons of properties, what filters are made of
 
-    def _leaf(self, expr: Expr) -> "_Leaf | None":
+    def _leaf(self, expr: Expr) -> Leaf | None:
         match expr:
             case Property(name):
                 is_null = self._operand(name).is_null
-                return _Leaf(lambda: F.lit(False), lambda: ~is_null, unknown=is_null)
+                return Leaf(lambda: F.lit(False), lambda: ~is_null, unknown=is_null)
             case In(Property(name), choices, negated):
                 operand = self._operand(name)
                 within = operand.is_in(list(dict.fromkeys(choices)), Kind.STRING)
-                return _boolean(within, operand.is_null, negated)
+                return boolean_leaf(within, operand.is_null, negated)
             case IsNull(Property(name), negated):
                 is_null = self._operand(name).is_null
                 if negated:
-                    return _Leaf(lambda: ~is_null, lambda: is_null)
-                return _Leaf(lambda: is_null, lambda: ~is_null)
+                    return Leaf(lambda: ~is_null, lambda: is_null)
+                return Leaf(lambda: is_null, lambda: ~is_null)
             case TextMatch(operator, Property(name), text, negated):
                 return self._text_match(operator, name, text, negated)
             case Compare(operator, Property(name), right) if _is_constant(right):
@@ -307,9 +304,9 @@ class Compiler:
             case _:
                 return None
 
-    def _text_match(self, operator: TextOperator, name: str, text: str, negated: bool) -> "_Leaf":
+    def _text_match(self, operator: TextOperator, name: str, text: str, negated: bool) -> Leaf:
         if not text:
-            return _Leaf(lambda: F.lit(False), lambda: F.lit(True))
+            return Leaf(lambda: F.lit(False), lambda: F.lit(True))
         column = self._operand(name).text
         match operator:
             case TextOperator.CONTAINS:
@@ -319,295 +316,40 @@ class Compiler:
             case TextOperator.ENDSWITH:
                 found = column.endswith(text)
         holds = ~found if negated else found
-        return _Leaf(lambda: holds, lambda: ~F.coalesce(holds, F.lit(False)))
+        return Leaf(lambda: holds, lambda: ~F.coalesce(holds, F.lit(False)))
 
-    def _constant_first(self, operator: Operator, left: Expr, name: str) -> "_Leaf":
+    def _constant_first(self, operator: Operator, left: Expr, name: str) -> Leaf:
         operand, kind = self._operand(name), value_kind(left)
         is_null = operand.is_null
         is_unequal = operator is Operator.NE
         if kind is Kind.BOOLEAN:  # RocketMQ casts the wrong side
             if is_unequal:
-                return _Leaf(lambda: is_null, lambda: F.lit(False), fails=~is_null)
-            return _Leaf(lambda: F.lit(False), lambda: is_null, fails=~is_null)
+                return Leaf(lambda: is_null, lambda: F.lit(False), fails=~is_null)
+            return Leaf(lambda: F.lit(False), lambda: is_null, fails=~is_null)
         leaf = operand.compared(operator.mirrored, compile_value(left)({}), kind)
         if operator.is_ordering:
             return leaf
         # a value is unequal to nothing, not unknown
         if is_unequal:
-            return _Leaf(lambda: is_null | leaf.holds(True), leaf.is_false, fails=leaf.fails)
+            return Leaf(lambda: is_null | leaf.holds(True), leaf.is_false, fails=leaf.fails)
         is_true, answer = leaf.is_true, leaf.answer
-        return _Leaf(answer, lambda: is_null | leaf.holds(False), is_true, leaf.fails)
+        return Leaf(answer, lambda: is_null | leaf.holds(False), is_true, leaf.fails)
 
-    def _two_properties(self, operator: Operator, left: str, right: str) -> "_Leaf":
+    def _two_properties(self, operator: Operator, left: str, right: str) -> Leaf:
         a, b = self._operand(left), self._operand(right)
         if operator.is_ordering:
             x, y = a.double, b.double
-            return _Leaf(
-                lambda: _ordered(operator, x, y),
-                lambda: _ordered(_NEGATED[operator], x, y),
+            return Leaf(
+                lambda: ordered(operator, x, y),
+                lambda: ordered(NEGATED[operator], x, y),
                 fails=~a.is_null & ~b.is_null & (x.isNull() | y.isNull()),
                 unknown=a.is_null | b.is_null,
             )
         equal = a.text.eqNullSafe(b.text)
         unequal = ~a.is_null & ~equal
         if operator is Operator.NE:
-            return _Leaf(lambda: unequal, lambda: equal, unknown=a.is_null & ~b.is_null)
-        return _Leaf(lambda: equal, lambda: unequal, unknown=a.is_null)
-
-
-_Thunk = Callable[[], Column]
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A comparison, its parts made when asked for: each node is a call into the JVM.
-
-    Where `answer` is null it stands for no, as in `is_true` and `is_false`, which may be quicker
-    to evaluate; `fails` and `unknown` are never null and looked at where `answer` is not true. If
-    there are both, `answer` is null where one of them holds and nowhere else.
-    """
-
-    answer: _Thunk
-    is_false: _Thunk
-    is_true: _Thunk | None = None  # else `answer`
-    fails: Column | None = None
-    unknown: Column | None = None
-
-    def holds(self, wanted: bool) -> Column:
-        return (self.is_true or self.answer)() if wanted else self.is_false()
-
-    @property
-    def outcome(self) -> Column:
-        if self.fails is not None and self.unknown is not None:
-            # what is neither is null for one of two reasons; the answer, which is long, stands once
-            why = F.when(self.unknown, int(N_)).otherwise(int(E_))
-            return F.coalesce(self.answer().cast("int"), why)
-        cases = F.when(self.answer(), int(T_))
-        if self.fails is not None:
-            cases = cases.when(self.fails, int(E_))
-        if self.unknown is not None:
-            cases = cases.when(self.unknown, int(N_))
-        return cases.otherwise(int(F_))
-
-
-def _boolean(answer: Column, is_null: Column, negated: bool) -> _Leaf:
-    """Of an answer that is null exactly where the property is."""
-    if negated:
-        return _Leaf(lambda: ~answer, lambda: answer, unknown=is_null)
-    return _Leaf(lambda: answer, lambda: ~answer, unknown=is_null)
-
-
-_ASCII: Final = r"^[+-]?[0-9]+\z"
-_DIGITS: Final = r"^[+-]?\p{Nd}+\z"
-_FOREIGN: Final = "".join(chr(zero + n) for zero in BMP_ZEROS if zero != 0x30 for n in range(10))
-# Spark reads `inf` and `nan` in any case: what it reads has a digit in it, or is spelled so.
-_DOUBLE: Final = "[0-9]|NaN|Infinity"
-_TRUES: Final = ["".join(t) for t in itertools.product(*((c, c.upper()) for c in "true"))]
-# Digits that fit whatever they are. 100 ns, but only where the comparison holds: to compare the
-# first and the last character costs the same and is four times the code.
-_SHORT: Final = {Kind.INT: r"^[+-]?[0-9]{1,9}\z", Kind.LONG: r"^[+-]?[0-9]{1,18}\z"}
-
-
-class _TextOperand:
-    """A property as text."""
-
-    def __init__(self, text: Column) -> None:
-        self.text = text
-
-    def may_fail(self, kind: Kind) -> bool:
-        return kind in _NUMBERS
-
-    @cached_property
-    def is_null(self) -> Column:
-        return self.text.isNull()
-
-    @cached_property
-    def _is_true(self) -> Column:
-        """`Boolean.valueOf`."""
-        return self.text.isin(_TRUES)
-
-    @cached_property
-    def boolean_code(self) -> Column:
-        return F.when(self.is_null, int(N_)).otherwise(self._is_true.cast("int"))
-
-    @cached_property
-    def _lax_double(self) -> Column:
-        return self.text.try_cast("double")
-
-    @cached_property
-    def _is_double(self) -> Column:
-        return self.text.rlike(_DOUBLE)
-
-    @cached_property
-    def double(self) -> Column:
-        """`Double.valueOf`; null for text that it refuses."""
-        return F.when(self._is_double, self._lax_double)
-
-    @cached_property
-    def _lax_long(self) -> Column:
-        return self.text.try_cast("bigint")
-
-    @cached_property
-    def _integers(self) -> dict[Kind, Column]:
-        """`Integer.valueOf`, `Long.valueOf`."""
-        is_ascii, is_any = self.text.rlike(_ASCII), self.text.rlike(_DIGITS)
-        plain = F.translate(self.text, _FOREIGN, "0123456789" * (len(_FOREIGN) // 10))
-        return {
-            kind: F.when(is_ascii, self.text.try_cast(name)).when(is_any, plain.try_cast(name))
-            for kind, name in ((Kind.INT, "int"), (Kind.LONG, "bigint"))
-        }
-
-    @cached_property
-    def _is_short(self) -> dict[Kind, Column]:
-        return {kind: self.text.rlike(pattern) for kind, pattern in _SHORT.items()}
-
-    @cached_property
-    def _fails(self) -> dict[Kind, Column]:
-        values = {**self._integers, Kind.DOUBLE: self.double}
-        present = self.text.isNotNull()
-        return {kind: present & value.isNull() for kind, value in values.items()}
-
-    def is_in(self, values: list[Any], kind: Kind) -> Column:
-        return self.one_of(values, kind).holds(True)
-
-    def one_of(self, values: list[Any], kind: Kind) -> _Leaf:
-        if kind is Kind.STRING:
-            return _boolean(_one_of(self.text, values), self.is_null, negated=False)
-        if kind is Kind.BOOLEAN:
-            answer = _any([self._is_true if value else ~self._is_true for value in values])
-            return _boolean(answer, self.is_null, negated=False)
-        literals = [_literal(value, kind) for value in values]
-        test = partial(_one_of, values=literals)
-        return self._number(kind, test, lambda number: ~test(number), (True, False))
-
-    def compared(self, operator: Operator, value: Any, kind: Kind) -> _Leaf:
-        is_unequal = operator is Operator.NE
-        if kind is Kind.STRING:
-            return _boolean(self.text == value, self.is_null, is_unequal)
-        if kind is Kind.BOOLEAN:
-            return _boolean(self._is_true, self.is_null, is_unequal is bool(value))
-        constant = _literal(value, kind)
-        test, negated = (partial(_test, op, constant) for op in (operator, _NEGATED[operator]))
-        return self._number(kind, test, negated, (operator is Operator.EQ, operator is Operator.NE))
-
-    def _number(
-        self,
-        kind: Kind,
-        test: Callable[[Column], Column],
-        negated: Callable[[Column], Column],
-        is_finite: tuple[bool, bool],  # whether only a finite number passes, of each
-    ) -> _Leaf:
-        exact = self.double if kind is Kind.DOUBLE else self._integers[kind]
-        return _Leaf(
-            lambda: test(exact),
-            lambda: self._passes(kind, negated, is_finite[1]),
-            lambda: self._passes(kind, test, is_finite[0]),
-            self._fails[kind],
-            self.is_null,
-        )
-
-    def _passes(self, kind: Kind, test: Callable[[Column], Column], is_finite: bool) -> Column:
-        """Whether the text is a number and passes: cast first, and looked at if it passes.
-
-        `is_finite`: only a finite number does.
-        """
-        if kind is Kind.DOUBLE:
-            passes = test(self._lax_double)
-            return passes if is_finite else passes & self._is_double
-        passes = F.coalesce(test(self._lax_long), self.text.isNotNull())
-        return passes & (self._is_short[kind] | test(self._integers[kind]))
-
-
-class _TypedOperand:
-    """A property that was parsed before: compared by value, its text is what Spark makes of it."""
-
-    def __init__(self, typed: Typed) -> None:
-        self._column = typed.column
-        self._kind = typed.kind
-
-    def may_fail(self, kind: Kind) -> bool:
-        return kind in _NUMBERS and self._kind is Kind.BOOLEAN
-
-    @property
-    def is_null(self) -> Column:
-        return self._column.isNull()
-
-    @property
-    def text(self) -> Column:
-        return self._column.cast("string")
-
-    @property
-    def boolean_code(self) -> Column:
-        reads = self._column if self._kind is Kind.BOOLEAN else F.lit(False)
-        return F.when(self._column.isNull(), int(N_)).otherwise(reads.cast("int"))
-
-    @property
-    def double(self) -> Column:
-        if self._kind is Kind.BOOLEAN:
-            return F.lit(None).cast("double")
-        return self._column.cast("double")
-
-    def is_in(self, values: list[Any], kind: Kind) -> Column:
-        return self.one_of(values, kind).holds(True)
-
-    def one_of(self, values: list[Any], kind: Kind) -> _Leaf:
-        if kind is Kind.STRING:
-            return _boolean(_one_of(self.text, values), self.is_null, negated=False)
-        leaves = [self.compared(Operator.EQ, value, kind) for value in values]
-        return _Leaf(
-            lambda: _any([leaf.answer() for leaf in leaves]),
-            lambda: _all([leaf.is_false() for leaf in leaves]),
-            fails=leaves[0].fails,
-            unknown=self.is_null,
-        )
-
-    def compared(self, operator: Operator, value: Any, kind: Kind) -> _Leaf:
-        is_unequal = operator is Operator.NE
-        if kind is Kind.STRING:
-            return _boolean(self.text == value, self.is_null, is_unequal)
-        if kind is Kind.BOOLEAN:
-            reads = self._column if self._kind is Kind.BOOLEAN else self.text == "true"
-            return _boolean(reads, self.is_null, is_unequal is bool(value))
-        if self._kind is Kind.BOOLEAN:
-            nothing = F.lit(None).cast("boolean")
-            return _Leaf(lambda: nothing, lambda: nothing, None, ~self.is_null, self.is_null)
-        constant = _literal(value, kind)
-        return _Leaf(
-            lambda: _test(operator, constant, self._column),
-            lambda: _test(_NEGATED[operator], constant, self._column),
-            unknown=self.is_null,
-        )
-
-
-_Operand = _TextOperand | _TypedOperand
-
-
-def _test(operator: Operator, constant: Column, number: Column) -> Column:
-    test: Callable[[Any, Any], Any] = TESTS[operator]
-    passes: Column = test(number, constant)
-    return passes
-
-
-def _one_of(column: Column, values: list[Any]) -> Column:
-    return column.isin(values) if len(values) > 1 else column == values[0]
-
-
-def _literal(value: Any, kind: Kind) -> Column:
-    if kind is Kind.DOUBLE:
-        return F.lit(float(value))
-    return F.lit(value).cast("bigint") if abs(value) <= INT_MAX else F.lit(value)
-
-
-def _ordered(operator: Operator, x: Column, y: Column) -> Column:
-    """As `Double.compareTo`: Spark has NaN above all too, but takes -0.0 for 0.0."""
-    is_strict = operator in (Operator.LT, Operator.GT)
-    low, high = (x, y) if operator in (Operator.LT, Operator.LE) else (y, x)
-    # no equality with 0: Catalyst would put the 0 in the place of the column
-    zeros = (low >= 0) & (low <= 0) & (high >= 0) & (high <= 0)
-    low_sign, high_sign = (side.cast("string").startswith("-") for side in (low, high))
-    if is_strict:
-        return (low < high) | (zeros & low_sign & ~high_sign)
-    return (low <= high) & ~(zeros & ~low_sign & high_sign)
+            return Leaf(lambda: unequal, lambda: equal, unknown=a.is_null & ~b.is_null)
+        return Leaf(lambda: equal, lambda: unequal, unknown=a.is_null)
 
 
 def _choice(expr: Expr) -> tuple[str, Kind, list[Any]] | None:
@@ -625,7 +367,7 @@ def _reads(expr: Expr) -> tuple[str, Kind] | None:
     """What a comparison fails by: the property, and what it is parsed to."""
     match expr:
         case Compare(_, Property(name), other) | Compare(_, other, Property(name)):
-            if _is_constant(other) and value_kind(other) in _NUMBERS:
+            if _is_constant(other) and value_kind(other) in NUMBERS:
                 return name, value_kind(other)
     return None
 
@@ -718,27 +460,3 @@ def _as_boolean(value: Value) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     return isinstance(value, str) and value.lower() == "true"
-
-
-def _balanced(terms: Sequence[Column], combine: Callable[[Column, Column], Column]) -> Column:
-    """A tree of log2 levels: Catalyst goes down it by recursion."""
-    if len(terms) == 1:
-        return terms[0]
-    middle = len(terms) // 2
-    return combine(_balanced(terms[:middle], combine), _balanced(terms[middle:], combine))
-
-
-def _same(column: Column) -> Column:
-    return column
-
-
-def _never_null(column: Column) -> Column:
-    return F.coalesce(column, F.lit(False))
-
-
-def _all(terms: Iterable[Column]) -> Column:
-    return _balanced(list(terms), Column.__and__)
-
-
-def _any(terms: Iterable[Column]) -> Column:
-    return _balanced(list(terms), Column.__or__)
