@@ -42,8 +42,20 @@ def message(topic: str, number: int) -> Message:
 def filled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Filled]:
-    home = tmp_path_factory.mktemp("filled")
-    with running(request.param, home, **SETTINGS) as cluster:
+    """A topic of every broker."""
+    with filling(request.param, tmp_path_factory.mktemp("filled")) as filled:
+        yield filled
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    with filling("tamis", tmp_path_factory.mktemp("ours")) as filled:
+        yield filled
+
+
+@contextmanager
+def filling(target: str, home: Path) -> Iterator[Filled]:
+    with running(target, home, **SETTINGS) as cluster:
         topic = Cluster.name("Rows")
         with blocking.Admin(cluster.nameserver) as admin:
             admin.create_topic(topic, queues=QUEUES)
@@ -135,11 +147,11 @@ def test_the_same_rows_come_three_ways(
         assert by_spark(wire(spark, filled, **filters, filterAt="reader")) == rows
 
 
-def test_ranges_are_cut_and_each_message_is_in_one(spark: SparkSession, filled: Filled) -> None:
+def test_ranges_are_cut_and_each_message_is_in_one(spark: SparkSession, ours: Filled) -> None:
     for df in (
-        wire(spark, filled, minPartitions=9, columns="queue_id,offset"),
-        wire(spark, filled, maxRecordsPerPartition=30, columns="queue_id,offset"),
-        files(spark, filled, maxRecordsPerPartition=30, columns="queue_id,offset"),
+        wire(spark, ours, minPartitions=9, columns="queue_id,offset"),
+        wire(spark, ours, maxRecordsPerPartition=30, columns="queue_id,offset"),
+        files(spark, ours, maxRecordsPerPartition=30, columns="queue_id,offset"),
     ):
         assert df.rdd.getNumPartitions() >= 9
         rows = df.collect()
@@ -167,9 +179,9 @@ def test_offsets_and_times_bound_what_is_read(spark: SparkSession, filled: Fille
         assert got == [time for time in times if first <= time < last]
 
 
-def test_named_properties_are_columns_of_their_type(spark: SparkSession, filled: Filled) -> None:
+def test_named_properties_are_columns_of_their_type(spark: SparkSession, ours: Filled) -> None:
     for read in (wire, files):
-        df = read(spark, filled, columns="keys,property_string", properties="region,price:int")
+        df = read(spark, ours, columns="keys,property_string", properties="region,price:int")
         assert df.dtypes[2:] == [("region", "string"), ("price", "int")]
         for row in df.collect():
             number = int(row.keys[1:])
@@ -204,26 +216,25 @@ def pushing(spark: SparkSession) -> Iterator[None]:
     ],
 )
 def test_a_where_gives_the_same_rows_whether_it_is_pushed_or_not(
-    spark: SparkSession, filled: Filled, where: str, is_wanted: Callable[[int], bool] | None
+    spark: SparkSession, ours: Filled, where: str, is_wanted: Callable[[int], bool] | None
 ) -> None:
-    found = []
-    for read in (wire, files):
-        columns = "topic,queue_id,offset,tags,keys,store_timestamp"
-        df = read(spark, filled, columns=columns, properties="region,price:int")
-        found.append({row.keys for row in df.where(where).collect()})
-        with pushing(spark):
-            df = read(spark, filled, columns=columns, properties="region,price:int")
-            found.append({row.keys for row in df.where(where).collect()})
-    assert found[0] == found[1] == found[2] == found[3]
+    columns = "topic,queue_id,offset,tags,keys,store_timestamp"
+    options = {"columns": columns, "properties": "region,price:int"}
+    found = [{row.keys for row in files(spark, ours, **options).where(where).collect()}]
+    with pushing(spark):
+        for read in (wire, files):
+            rows = read(spark, ours, **options).where(where).collect()
+            found.append({row.keys for row in rows})
+    assert found[0] == found[1] == found[2]
     if is_wanted is None:
         assert len(found[0]) == 10
     else:
         assert found[0] == {f"k{n}" for n in range(COUNT) if is_wanted(n)}
 
 
-def test_a_pushed_where_leaves_nothing_to_spark(spark: SparkSession, filled: Filled) -> None:
+def test_a_pushed_where_leaves_nothing_to_spark(spark: SparkSession, ours: Filled) -> None:
     def plan(where: str) -> str:
-        df = wire(spark, filled, columns="offset,tags").where(where)
+        df = wire(spark, ours, columns="offset,tags").where(where)
         return str(df._jdf.queryExecution().executedPlan().toString())
 
     assert "Filter (" in plan("tags = 'PAID' AND offset < 5")
@@ -242,22 +253,22 @@ def test_a_pushed_where_leaves_nothing_to_spark(spark: SparkSession, filled: Fil
     ],
 )
 def test_what_can_not_be_is_told_in_a_line_before_a_job_starts(
-    spark: SparkSession, filled: Filled, options: dict[str, str], told: str
+    spark: SparkSession, ours: Filled, options: dict[str, str], told: str
 ) -> None:
-    names = (filled.topic, filled.broker)
+    names = (ours.topic, ours.broker)
     given = {name: text % names if "%s" in text else text for name, text in options.items()}
     with pytest.raises(PySparkException) as caught:
-        wire(spark, filled, **given).collect()
+        wire(spark, ours, **given).collect()
     assert told in (reason(caught.value) or str(caught.value))
 
 
-def test_a_missing_topic_and_a_dead_broker_are_told(spark: SparkSession, filled: Filled) -> None:
+def test_a_missing_topic_and_a_dead_broker_are_told(spark: SparkSession, ours: Filled) -> None:
     reader = spark.read.format("rocketmq").option("retries", 0).option("requestTimeout", "2s")
     with pytest.raises(PySparkException) as caught:
-        reader.option("nameserver", filled.cluster.nameserver).load("nosuch").collect()
+        reader.option("nameserver", ours.cluster.nameserver).load("nosuch").collect()
     assert "nosuch" in (reason(caught.value) or "")
     with pytest.raises(PySparkException) as caught:
-        reader.option("nameserver", "127.0.0.1:1").load(filled.topic).collect()
+        reader.option("nameserver", "127.0.0.1:1").load(ours.topic).collect()
     assert "127.0.0.1:1" in (reason(caught.value) or "")
     with pytest.raises(PySparkException) as caught:
         spark.read.format("rocketmq-log").load("/nosuch").collect()
