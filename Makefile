@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Processes that share the tests; 0: pytest's own alone.
 WORKERS ?= 2
 
-.PHONY: help install test demo lint types format crash soak bench lock clean
+.PHONY: help install test spark demo lint types format crash soak bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -21,6 +21,9 @@ install: .venv/.installed  ## make .venv and install exact versions into it
 
 test: install  ## run the tests
 	@$(BIN)/python -m pytest -n $(WORKERS)
+
+spark: install  ## all tests of Spark: also a cluster, Connect, and Apache's brokers
+	@TAMIS_SPARK=all TAMIS_INTEROP=required $(BIN)/python -m pytest tests/spark tests/pipeline
 
 demo: install  ## a broker, orders, groups that filter them; CLIENT=java, cpp or tamis
 	@$(BIN)/python examples/orders/run.py $(if $(CLIENT),--client $(CLIENT))

@@ -33,6 +33,17 @@ LONGEST = (
 )
 collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGEST]
 
+# The tests of Spark are more than fits into the time of the whole suite: all of them are run by
+# `make spark`, here those of the source and of streams, and all that need no driver.
+HAS_SPARK = os.environ.get("TAMIS_SPARK") == "all"
+OF_SPARK = (
+    *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
+    *("spark/test_session", "spark/test_standalone", "spark/test_writer", "pipeline/test_archive"),
+    *("pipeline/test_backtest", "pipeline/test_code", "pipeline/test_replay"),
+    "pipeline/test_route",
+)
+collect_ignore += [] if HAS_SPARK else [f"{name}.py" for name in OF_SPARK]
+
 # Tests of one group are run by one worker, one after the other.
 BY_LINE = (  # these start servers for each line of RocketMQ's
     "client/test_failures",
@@ -105,7 +116,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["NUMBA_CACHE_DIR"] = str(config.rootpath / ".pytest_cache" / f"numba-{worker}")
 
 
-def pytest_report_header() -> str | None:
-    if IS_REQUIRED:
-        return None
-    return f"interop: {', '.join(LONGEST)} run with TAMIS_INTEROP=required only"
+def pytest_report_header() -> list[str]:
+    left_out = []
+    if not IS_REQUIRED:
+        left_out.append(f"interop: {', '.join(LONGEST)} run with TAMIS_INTEROP=required only")
+    if not HAS_SPARK:
+        left_out.append(f"Spark: {', '.join(OF_SPARK)} run with TAMIS_SPARK=all only (make spark)")
+    return left_out

@@ -178,7 +178,8 @@ CLIENTS = {"java": prepare_java, "cpp": prepare_cpp, "tamis": lambda: TamisClien
 
 @click.command()
 @click.option("--client", type=click.Choice([*CLIENTS]), help="This one, or none.")
-def main(client: str | None) -> None:
+@click.option("--spark/--no-spark", default=True, help="With the pipeline, which takes longest.")
+def main(client: str | None, spark: bool) -> None:
     sys.path.append(str(TESTS))
     for name in [client] if client else CLIENTS:
         try:
@@ -188,7 +189,7 @@ def main(client: str | None) -> None:
                 raise click.ClickException(f"client {name}: {reason}") from None
             click.echo(f"client {name}: {reason}; trying the next", err=True)
         else:
-            play(connect)
+            play(connect, spark=spark)
             return
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_the_demo_says_what_each_group_got_and_why_a_filter_failed() -> None:
-    done = CliRunner().invoke(tamis, ["demo"])
+    done = CliRunner().invoke(tamis, ["demo", "--no-spark"])
     assert done.exit_code == 0, done.output
     assert counts(done.output) == GOT
     assert "Tamis's own client" in done.output
@@ -79,7 +80,7 @@ def test_the_demo_fails_in_one_line_if_a_step_does(monkeypatch: pytest.MonkeyPat
 
 def test_apaches_java_client_gets_the_same() -> None:
     _classpath("broker-4.9")
-    done = run("--client", "java")
+    done = run("--client", "java", "--no-spark")
     assert done.returncode == 0, done.stderr
     assert "Apache's Java client 4.9.4" in done.stdout
     assert counts(done.stdout) == GOT
@@ -87,7 +88,7 @@ def test_apaches_java_client_gets_the_same() -> None:
 
 def test_rocketmqs_cpp_client_gets_the_same() -> None:
     available(_python)
-    done = run("--client", "cpp")
+    done = run("--client", "cpp", "--no-spark")
     assert done.returncode == 0, done.stderr
     assert "RocketMQ's C++ client" in done.stdout
     assert "It has no SQL" in done.stdout
@@ -100,7 +101,19 @@ def test_without_java_it_says_so_and_goes_on(tmp_path: Path) -> None:
     done = run("--client", "java", **environment)
     assert done.returncode == 1
     assert done.stderr == "Error: client java: java and mvn not found on the PATH\n"
-    done = run(**environment)
+    done = run("--no-spark", **environment)
     assert done.returncode == 0, done.stderr
     assert "client java: java and mvn not found on the PATH; trying the next" in done.stderr
     assert counts(done.stdout) == GOT
+
+
+def test_the_demo_ends_with_the_pipeline() -> None:
+    done = run("--client", "tamis")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    said = done.stdout[done.stdout.index("The pipeline, on Spark") :]
+    for step in ("sent", "routed", "archived", "backtested"):
+        assert re.search(rf"^  {step} .*", said, re.MULTILINE), said
+    [plot] = re.findall(r"plot: (\S+)", said)
+    assert Path(plot).read_bytes().startswith(b"\x89PNG")
+    shutil.rmtree(Path(plot).parent)

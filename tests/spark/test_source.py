@@ -1,6 +1,7 @@
 """Batch reads: the same rows by the client, over the wire and from the files, of every broker."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -38,7 +39,10 @@ def message(topic: str, number: int) -> Message:
     )
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+BROKERS = TARGETS if os.environ.get("TAMIS_SPARK") == "all" else ("tamis",)
+
+
+@pytest.fixture(scope="module", params=BROKERS)
 def filled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Filled]:

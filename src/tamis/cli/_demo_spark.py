@@ -74,7 +74,7 @@ def show(
 ) -> None:
     """`line`: prints a name and a text."""
     try:
-        from ..spark import session
+        from ..pipeline.runner import spark_session
     except ModuleNotFoundError as error:
         if error.name != "pyspark":
             raise
@@ -89,15 +89,13 @@ def show(
     with _timed() as took:
         _send(nameserver, make_orders(random.Random(7), _COUNT))
     line("sent", f"{_COUNT:,} orders to topic {TOPIC}, {_rate(took)}")
-    with _timed() as took:
-        spark = session("tamis demo", config={"spark.driver.memory": "1g"})
-    line("Spark", f"{spark.version}, {spark.sparkContext.master}, up in {took[0]:.1f} s")
-    try:
+    start = time.perf_counter()
+    with spark_session("tamis demo", None, {"spark.driver.memory": "1g"}) as spark:
+        seconds = time.perf_counter() - start
+        line("Spark", f"{spark.version}, {spark.sparkContext.master}, up in {seconds:.1f} s")
         _route(spark, home, line)
         _archive(spark, home, line)
         _backtest(home, line)
-    finally:
-        spark.stop()
     line("left in", str(home))
 
 

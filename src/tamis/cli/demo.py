@@ -106,12 +106,13 @@ Connect = Callable[["LocalCluster"], AbstractContextManager[Client]]
 
 
 @click.command()
-def demo() -> None:
-    """Show what it does: a broker, orders, groups that filter them."""
-    play(TamisClient)
+@click.option("--spark/--no-spark", default=True, help="With the pipeline, which takes longest.")
+def demo(spark: bool) -> None:
+    """Show what it does: a broker, orders, groups that filter them, a pipeline."""
+    play(TamisClient, spark=spark)
 
 
-def play(connect: Connect) -> None:
+def play(connect: Connect, *, spark: bool = True) -> None:
     """Raises ClickException, with one line of text, if anything is not as it should be."""
     start = time.perf_counter()
     with _step("the demo", BrokenPipeError), _warnings() as warnings:
@@ -148,9 +149,10 @@ def play(connect: Connect) -> None:
             with _step("the store", BrokenPipeError):
                 _title(f"{_STORED:,} orders in RocketMQ's own files: how many match, on one core")
                 _show_store()
-            with _step("the pipeline", BrokenPipeError):
-                _title("The pipeline, on Spark: the same filters in bulk and over history")
-                _demo_spark.show(cluster.nameserver, _make_orders, _line)
+            if spark:
+                with _step("the pipeline", BrokenPipeError):
+                    _title("The pipeline, on Spark: the same filters in bulk and over history")
+                    _demo_spark.show(cluster.nameserver, _make_orders, _line)
     for warning in warnings:
         if warning.name != _VERDICTS:
             click.echo(f"warning: {warning.getMessage()}", err=True)
