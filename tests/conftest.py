@@ -34,13 +34,13 @@ LONGEST = (
 collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGEST]
 
 # The tests of Spark are more than fits into the time of the whole suite: all of them are run by
-# `make spark`, here those of the source and of streams, and all that need no driver.
+# `make spark`, here those that need no driver, the programs of docs/spark.md, and the demo.
 HAS_SPARK = os.environ.get("TAMIS_SPARK") == "all"
 OF_SPARK = (
     *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
-    *("spark/test_session", "spark/test_standalone", "spark/test_writer", "pipeline/test_archive"),
-    *("pipeline/test_backtest", "pipeline/test_code", "pipeline/test_replay"),
-    "pipeline/test_route",
+    *("spark/test_session", "spark/test_source", "spark/test_standalone", "spark/test_stream"),
+    *("spark/test_writer", "pipeline/test_archive", "pipeline/test_backtest"),
+    *("pipeline/test_code", "pipeline/test_replay", "pipeline/test_route"),
 )
 collect_ignore += [] if HAS_SPARK else [f"{name}.py" for name in OF_SPARK]
 
