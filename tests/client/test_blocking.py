@@ -315,6 +315,14 @@ def test_a_handler_that_exits_does_not_take_the_others_along(
 # Ctrl-C
 
 
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Come as KeyboardInterrupt: a process that was started in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_when_waiting() -> threading.Thread:
     def interrupt() -> None:
         until(is_waiting, lambda: "it does not wait")
