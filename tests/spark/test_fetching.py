@@ -56,7 +56,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 def wire(cluster: LocalCluster, start: int = 0, end: int = COUNT, topic: str = TOPIC) -> WireRange:
     queue = MessageQueue(topic, "broker-a", 0)
-    return WireRange(queue, start, end, (cluster.broker,), cluster.nameserver)
+    return WireRange(queue, start, end, (cluster.broker,))
 
 
 def logged(cluster: LocalCluster, start: int = 0, end: int = COUNT) -> LogRange:

@@ -9,6 +9,7 @@ from ..errors import ConfigError, InvalidName
 from ..wire.bodies import MessageModel, MessageQueue
 
 __all__ = [
+    "SYSTEM_TOPICS",
     "ClientConfig",
     "ConsumerConfig",
     "Moment",
@@ -150,7 +151,7 @@ def _check(config: object, name: str, low: float, high: float) -> None:
 
 
 _NAME: Final = frozenset("%|-_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
-_SYSTEM_TOPICS: Final = frozenset(
+SYSTEM_TOPICS: Final = frozenset(
     [
         "SCHEDULE_TOPIC_XXXX",
         "RMQ_SYS_TRANS_HALF_TOPIC",
@@ -174,7 +175,7 @@ def check_group(name: str) -> str:
 def check_topic(name: str, *, to_send: bool = False) -> str:
     """Raises InvalidName."""
     _check_name("topic", name, 127)
-    if to_send and name in _SYSTEM_TOPICS:
+    if to_send and name in SYSTEM_TOPICS:
         raise InvalidName("topic", name, "RocketMQ keeps it for itself")
     return name
 

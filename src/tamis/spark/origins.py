@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 
 from ..client import offsets as client_offsets
 from ..client.admin import Admin
-from ..client.config import ClientConfig
+from ..client.config import SYSTEM_TOPICS, ClientConfig
 from ..client.session import Session
 from ..errors import ConfigError, Error, ResponseError, TopicNotFound, Unreachable
 from ..wire import beans, headers
@@ -109,7 +109,7 @@ class Brokers:
                 is_final = isinstance(error, ResponseError) and not error.retriable
                 if left == 0 or is_final or isinstance(error, TopicNotFound):
                     raise
-                log.warning("asked again in %.1f s: %s", pause, error)
+                log.info("asked again in %.1f s: %s", pause, error)
                 time.sleep(pause)
                 left, pause = left - 1, min(2 * pause, 5.0)
 
@@ -171,7 +171,6 @@ class Brokers:
             start=one.start,
             end=one.end,
             addresses=tuple(addresses),
-            nameserver=self._options.nameserver,
         )
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -196,13 +195,10 @@ class Brokers:
         self._runner.close()
 
 
-_OF_ROCKETMQ: Final = frozenset(
-    (
-        *("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
-        *("TRANS_CHECK_MAX_TIME_TOPIC", "RMQ_SYS_TRACE_TOPIC", "TBW102", "SELF_TEST_TOPIC"),
-        *("BenchmarkTest", "OFFSET_MOVED_EVENT", "rmq_sys_wheel_timer"),
-    )
-)
+# What users may send to, or 5.x added, is not among those the client refuses.
+_OF_ROCKETMQ: Final = SYSTEM_TOPICS | {
+    *("RMQ_SYS_TRACE_TOPIC", "TBW102", "BenchmarkTest", "rmq_sys_wheel_timer")
+}
 
 
 class Directory:

@@ -38,7 +38,6 @@ class WireRange(InputPartition):
     start: int
     end: int
     addresses: tuple[str, ...]
-    nameserver: str = ""
 
 
 @dataclass(frozen=True)
