@@ -33,9 +33,9 @@ LONGEST = (
 )
 collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGEST]
 
-# The tests of Spark are more than fits into the time of the whole suite: all of them are run by
-# `make spark`, here those that need no driver, the programs of docs/spark.md, and the demo.
-HAS_SPARK = os.environ.get("TAMIS_SPARK") == "all"
+# A plain `make test` has of Spark what needs no driver, the programs of docs/spark.md, and the
+# demo; `.ci/run` and `make spark` have all.
+HAS_SPARK = IS_REQUIRED or os.environ.get("TAMIS_SPARK") == "all"
 OF_SPARK = (
     *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
     *("spark/test_session", "spark/test_source", "spark/test_standalone", "spark/test_stream"),
@@ -121,5 +121,5 @@ def pytest_report_header() -> list[str]:
     if not IS_REQUIRED:
         left_out.append(f"interop: {', '.join(LONGEST)} run with TAMIS_INTEROP=required only")
     if not HAS_SPARK:
-        left_out.append(f"Spark: {', '.join(OF_SPARK)} run with TAMIS_SPARK=all only (make spark)")
+        left_out.append(f"Spark: {', '.join(OF_SPARK)} run by make spark and .ci/run only")
     return left_out

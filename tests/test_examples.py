@@ -22,8 +22,9 @@ ONE_PROGRAM = ("spark.md",)  # its blocks go on from one another: a session take
 NAMESERVER = "127.0.0.1:9876"  # what documents and examples say; here it is another port
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nameserver() -> Iterator[str]:
+    """Of a cluster that no other document has written to."""
     with LocalCluster(log_file_size=2**24) as cluster:
         yield cluster.nameserver
 
