@@ -35,14 +35,13 @@ collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGES
 
 # A plain `make test` has of Spark what needs no driver, the programs of docs/spark.md, and the
 # demo; `.ci/run` and `make spark` have all.
-HAS_SPARK = IS_REQUIRED or os.environ.get("TAMIS_SPARK") == "all"
 OF_SPARK = (
     *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
     *("spark/test_session", "spark/test_source", "spark/test_standalone", "spark/test_stream"),
     *("spark/test_writer", "pipeline/test_archive", "pipeline/test_backtest"),
     *("pipeline/test_code", "pipeline/test_replay", "pipeline/test_route"),
 )
-collect_ignore += [] if HAS_SPARK else [f"{name}.py" for name in OF_SPARK]
+collect_ignore += [] if IS_REQUIRED else [f"{name}.py" for name in OF_SPARK]
 
 # Tests of one group are run by one worker, one after the other.
 BY_LINE = (  # these start servers for each line of RocketMQ's
@@ -117,9 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    left_out = []
-    if not IS_REQUIRED:
-        left_out.append(f"interop: {', '.join(LONGEST)} run with TAMIS_INTEROP=required only")
-    if not HAS_SPARK:
-        left_out.append(f"Spark: {', '.join(OF_SPARK)} run by make spark and .ci/run only")
-    return left_out
+    if IS_REQUIRED:
+        return []
+    left_out = [f"interop/{name}" for name in LONGEST] + list(OF_SPARK)
+    return [f"left to .ci/run (TAMIS_INTEROP=required): {', '.join(left_out)}"]

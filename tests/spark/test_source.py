@@ -1,7 +1,6 @@
 """Batch reads: the same rows by the client, over the wire and from the files, of every broker."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -39,10 +38,7 @@ def message(topic: str, number: int) -> Message:
     )
 
 
-BROKERS = TARGETS if os.environ.get("TAMIS_SPARK") == "all" else ("tamis",)
-
-
-@pytest.fixture(scope="module", params=BROKERS)
+@pytest.fixture(scope="module", params=TARGETS)
 def filled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Filled]:
