@@ -21,7 +21,6 @@ run of pages, and in each run the pages of a time or of some offsets lie togethe
 """
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,9 +35,10 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 from ..errors import ConfigError
 from ..spark.schema import COLUMNS, DEFAULT, TYPES, row_type
 from . import files, sources
+from .batches import Batches
 from .checkpoint import Checkpoint
 from .config import FILE_FORMATS, Archive, Config, Sink, is_local
-from .runner import JobFailed, Report, Stop, Stopped, drive, one_line
+from .runner import Report, Stop
 from .sinks import Sinks
 from .summary import Summary
 
@@ -53,7 +53,6 @@ _DESCRIPTION: Final = "_archive.json"
 _LAST: Final = "_last.json"
 _STAGING: Final = "_staging-"  # as of `sinks`, which clears what was left
 _PARTITIONS: Final = ("topic", "date")
-_MESSAGES: Final = 2_000_000  # of a batch, if the file does not say
 _OPTIONS: Final = {
     "parquet": {
         "compression": "zstd",
@@ -286,36 +285,25 @@ def run(
         return job.run(continuous, report)
 
 
-class _Job:
+class _Job(Batches[ArchiveSummary]):
     def __init__(
         self, spark: SparkSession, config: Config, checkpoint: Checkpoint, stop: Stop
     ) -> None:
-        self._spark = spark
-        self._config = config
         self._archive = _of(config)
         self._path = self._archive.path.rstrip("/")
         self._place = files.of(self._path, spark)
-        self._checkpoint = checkpoint
-        self._stop = stop
         self._sinks = Sinks(spark, checkpoint.run_id)
-        self._batch: int | None = None  # begun last
-        self._failure: BaseException | None = None
-        self.summary = ArchiveSummary(
+        summary = ArchiveSummary(
             job="archive", file=str(config.file), source=config.source.name, path=self._path
         )
+        super().__init__(spark, config, checkpoint, stop, summary)
 
     def plan(self) -> None:
         """Nothing is written."""
         self._about = _check_same(self._config, self._place, self._spark)
         self._sinks.check([_sink(self._archive)])
-        checkpoint = self._checkpoint
-        if checkpoint.planned > checkpoint.done:
-            self.summary.notes.append(
-                f"batch {checkpoint.planned} was begun by an earlier run and is done again"
-            )
 
     def run(self, continuous: bool, report: Report) -> ArchiveSummary:
-        checkpoint, summary = self._checkpoint, self.summary
         last = _last(self._place, self._path)
         if last is not None:
             self._move(last)  # before `claim`, which clears what is staged
@@ -323,60 +311,11 @@ class _Job:
         self._place.make(self._path)
         description = json.dumps(self._about.to_dict())
         self._place.write(f"{self._path}/{_DESCRIPTION}", description + "\n")
-        checkpoint.save()
-        summary.started = datetime.now(UTC).isoformat(timespec="seconds")
-        began = time.perf_counter()
-        query = self._start(continuous)
-        try:
-            drive(
-                query,
-                self._stop,
-                report,
-                is_busy=self._is_busy,
-                messages=lambda: summary.messages,
-            )
-        except JobFailed as error:
-            summary.status = "failed"
-            failed = error if self._failure is None else JobFailed(one_line(self._failure))
-            failed.summary = summary
-            raise failed from self._failure
-        finally:
-            summary.seconds = round(time.perf_counter() - began, 3)
-            summary.offsets = checkpoint.offsets(checkpoint.last_done())
-        if self._stop.asked:
-            summary.status = "stopped"
-            summary.notes.append("run it again to go on from there")
-        return summary
+        self._checkpoint.save()
+        properties = [f"{name}:{kind}" for name, kind in self._about.properties]
+        return self._go(ARCHIVED, properties, continuous, report)
 
-    def _start(self, continuous: bool) -> Any:
-        rows = sources.open_source(
-            self._spark,
-            self._config.source,
-            streaming=True,
-            columns=ARCHIVED,
-            properties=[f"{name}:{kind}" for name, kind in self._about.properties],
-            limit=self._config.max_offsets_per_batch or _MESSAGES,
-        )
-        writer = rows.writeStream.foreachBatch(self._take).queryName(self._config.file.stem)
-        writer = writer.option("checkpointLocation", self._checkpoint.location)
-        if continuous:
-            return writer.trigger(processingTime=f"{self._config.interval} seconds").start()
-        return writer.trigger(availableNow=True).start()
-
-    def _is_busy(self) -> bool:
-        return self._batch is not None and self._checkpoint.last_done() < self._batch
-
-    def _take(self, rows: DataFrame, batch: int) -> None:
-        if self._stop.asked:
-            raise Stopped
-        self._batch = batch
-        try:
-            self._add(rows, batch)
-        except BaseException as error:
-            self._failure = error
-            raise
-
-    def _add(self, rows: DataFrame, batch: int) -> None:
+    def take(self, rows: DataFrame, batch: int) -> None:
         if self._archive.format not in FILE_FORMATS:
             count, moves = self._append(rows, batch), []
         else:

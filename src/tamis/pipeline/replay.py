@@ -31,9 +31,10 @@ from ..spark.options import Options
 from ..spark.origins import open_origin, placed
 from . import archive, steps
 from .checkpoint import Checkpoint
-from .config import FILE_FORMATS, Config, Replay, Source
+from .config import FILE_FORMATS, Config, Replay
 from .runner import JobFailed, Report, Stop, one_line
 from .sinks import TO, Sinks, promise
+from .sources import place_of
 from .summary import Summary, columns_of
 
 __all__ = ["ReplaySummary", "check", "run"]
@@ -335,7 +336,8 @@ class _Job:
             return rows if asked is None else rows.where(_inside(asked))
         source = self._config.source
         reader = self._spark.read.format("rocketmq" if source.nameserver else "rocketmq-log")
-        reader = reader.options(columns=",".join(needs.columns), **_options(source))
+        reader = reader.options(columns=",".join(needs.columns))
+        reader = reader.options(**{**place_of(source), **source.options})
         if needs.properties:
             reader = reader.option("properties", ",".join(needs.properties))
         rows = reader.options(**_places(part)).load()
@@ -425,18 +427,12 @@ def _inside(asked: Ranges) -> Column:
     return condition
 
 
-def _options(source: Source) -> dict[str, str]:
-    if source.nameserver is not None:
-        return {"nameserver": source.nameserver, **source.options}
-    return {"path": source.store or "", **source.options}
-
-
 def _positions(config: Config) -> Ranges:
     """From where to where, of each queue, as things are now. Raises Error, TimeoutError."""
     source, replay = config.source, _of(config)
     asked = _ranges_asked(config)
     start, end = replay.since or source.start, replay.until or source.end
-    said = _options(source)
+    said = {**place_of(source), **source.options}
     if source.topics:
         said["topic"] = ",".join(source.topics)
     said["startingOffsets" if start in ("earliest", "latest") else "startingTimestamp"] = start

@@ -13,10 +13,8 @@ on.
 """
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -24,17 +22,17 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from ..errors import ConfigError
 from ..spark.code import CodeFilter
 from . import sources, steps
+from .batches import Batches
 from .checkpoint import Checkpoint
 from .config import Config, Sink, Subscription
 from .plan import Counts, Plan
-from .runner import JobFailed, Report, Stop, Stopped, drive, one_line
+from .runner import Report, Stop
 from .sinks import Sinks, promise
 from .steps import PLACE
 from .summary import GroupCounts, RouteSummary, Sample
 
 __all__ = ["Epoch", "check", "run"]
 
-_MESSAGES: Final = 2_000_000  # of a batch, if the file does not say
 _MOST_SAMPLES: Final = 4  # of a kind
 
 
@@ -168,8 +166,8 @@ def _sinks(subscriptions: Sequence[Subscription], unmatched: Sink | None) -> lis
     return [*(one.sink for one in subscriptions), *([unmatched] if unmatched else [])]
 
 
-class Route:
-    """One run of the job. Spark calls `_take` with each batch, from a thread of its own."""
+class Route(Batches[RouteSummary]):
+    """One run of the job."""
 
     def __init__(
         self,
@@ -179,21 +177,16 @@ class Route:
         stop: Stop,
         out: Callable[[str], None],
     ) -> None:
-        self._spark = spark
-        self._config = config
-        self._checkpoint = checkpoint
-        self._stop = stop
-        self._sinks = Sinks(spark, checkpoint.run_id, out)
-        self.epochs: list[Epoch] = []
-        self._plan: tuple[Epoch, Plan] | None = None  # of the last batch
-        self._batch: int | None = None  # begun last
-        self._failure: BaseException | None = None
-        self.summary = RouteSummary(
+        summary = RouteSummary(
             job="route",
             file=str(config.file),
             source=config.source.name,
             unmatched_sink=config.unmatched.name if config.unmatched else None,
         )
+        super().__init__(spark, config, checkpoint, stop, summary)
+        self._sinks = Sinks(spark, checkpoint.run_id, out)
+        self.epochs: list[Epoch] = []
+        self._plan: tuple[Epoch, Plan] | None = None  # of the last batch
         self._counts: dict[str, GroupCounts] = {}
 
     def plan(self) -> None:
@@ -204,10 +197,6 @@ class Route:
             if epoch.from_batch > checkpoint.planned:
                 for change in epoch.changes(before):
                     self.summary.notes.append(f"{change}: applies from {epoch.place}")
-        if checkpoint.planned > checkpoint.done:
-            self.summary.notes.append(
-                f"batch {checkpoint.planned} was begun by an earlier run and is done again"
-            )
         totals = checkpoint.data.get("totals", {})
         for epoch in self._live():
             for one in epoch.subscriptions:
@@ -221,81 +210,25 @@ class Route:
         """Those this run may need: of the batch to be done again, and the last."""
         return [one for one in self.epochs[-2:] if one is self.epochs[-1] or self._is_again]
 
-    @property
-    def _is_again(self) -> bool:
-        return self._checkpoint.planned > self._checkpoint.done
-
     def _all_sinks(self) -> list[Sink]:
         return list({sink.name: sink for one in self._live() for sink in one.sinks}.values())
 
     def run(self, continuous: bool, report: Report) -> RouteSummary:
-        checkpoint, summary = self._checkpoint, self.summary
-        checkpoint.data["epochs"] = [one.to_dict() for one in self.epochs]
+        self._checkpoint.data["epochs"] = [one.to_dict() for one in self.epochs]
         self._sinks.claim(self._all_sinks())
-        checkpoint.save()
-        summary.started = datetime.now(UTC).isoformat(timespec="seconds")
-        began = time.perf_counter()
-        query = self._start(continuous)
-        try:
-            drive(
-                query,
-                self._stop,
-                report,
-                is_busy=self._is_busy,
-                messages=lambda: summary.messages,
-            )
-        except JobFailed as error:
-            summary.status = "failed"
-            failed = error if self._failure is None else JobFailed(one_line(self._failure))
-            failed.summary = summary
-            raise failed from self._failure
-        finally:
-            summary.seconds = round(time.perf_counter() - began, 3)
-            summary.offsets = checkpoint.offsets(checkpoint.last_done())
-        if self._stop.asked:
-            summary.status = "stopped"
-            summary.notes.append("run it again to go on from there")
-        return summary
-
-    def _start(self, continuous: bool) -> Any:
+        self._checkpoint.save()
         live = self._live()
         wanted = {name for one in live for sink in one.sinks for name in sink.needs}
         self._needs = steps.needs(
             [sub.filter for one in live for sub in one.subscriptions], {*wanted, *PLACE}
         )
-        rows = sources.open_source(
-            self._spark,
-            self._config.source,
-            streaming=True,
-            columns=self._needs.columns,
-            properties=self._needs.properties,
-            limit=self._config.max_offsets_per_batch or _MESSAGES,
-        )
         # A method of more than 8000 bytes of code is never compiled by Java's just-in-time
         # compiler: a hundred filters in one loop are 10 times slower than in several methods.
         self._spark.conf.set("spark.sql.codegen.hugeMethodLimit", "8000")
-        writer = rows.writeStream.foreachBatch(self._take).queryName(self._config.file.stem)
-        writer = writer.option("checkpointLocation", self._checkpoint.location)
-        if continuous:
-            millis = round(1000 * self._config.interval)
-            return writer.trigger(processingTime=f"{millis} milliseconds").start()
-        return writer.trigger(availableNow=True).start()
+        return self._go(self._needs.columns, self._needs.properties, continuous, report)
 
-    def _is_busy(self) -> bool:
-        return self._batch is not None and self._checkpoint.last_done() < self._batch
-
-    def _take(self, rows: DataFrame, batch: int) -> None:
-        if self._stop.asked:
-            raise Stopped
-        self._batch = batch
+    def take(self, rows: DataFrame, batch: int) -> None:
         epoch = next(one for one in reversed(self.epochs) if one.from_batch <= batch)
-        try:
-            self._route(rows, epoch, batch)
-        except BaseException as error:
-            self._failure = error
-            raise
-
-    def _route(self, rows: DataFrame, epoch: Epoch, batch: int) -> None:
         if self._plan is None or self._plan[0] is not epoch:
             self._plan = (epoch, Plan(epoch.subscriptions, epoch.unmatched, self._needs))
         plan, sinks = self._plan[1], epoch.sinks

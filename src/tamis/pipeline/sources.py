@@ -12,7 +12,7 @@ from ..spark.schema import row_type
 from ..spark.stream import StreamReader
 from .config import DEFAULT_COLUMNS, Source, is_local
 
-__all__ = ["check", "open_source", "options_of"]
+__all__ = ["check", "open_source", "options_of", "place_of"]
 
 
 def open_source(
@@ -67,6 +67,13 @@ def check(source: Source, offsets: Mapping[str, Any] | None) -> None:
         reader.stop()
 
 
+def place_of(source: Source) -> dict[str, str]:
+    """The option that says where it is, if it is no archive."""
+    if source.nameserver is not None:
+        return {"nameserver": source.nameserver}
+    return {"path": source.store or ""}
+
+
 def options_of(
     source: Source,
     columns: Sequence[str],
@@ -76,11 +83,7 @@ def options_of(
     limit: int | None = None,
 ) -> dict[str, str]:
     """Of the Spark source that it is, if it is no archive."""
-    options = {"columns": ",".join(columns)}
-    if source.nameserver:
-        options["nameserver"] = source.nameserver
-    else:
-        options["path"] = source.store or ""
+    options = {"columns": ",".join(columns), **place_of(source)}
     if source.topics:
         options["topic"] = ",".join(source.topics)
     if properties:

@@ -24,12 +24,13 @@ __all__ = [
     "PushingReader",
     "checked",
     "fetch_of",
+    "packed_partitions_of",
     "partitions_of",
     "rows_of",
 ]
 
 _READER_GROUP = "tamis-spark"  # who pulls, where no group is named
-_PACKED = 1_000  # messages a partition has at least, if there are so many
+_PACKED = 1_000  # messages of several queues in one partition
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,19 @@ def checked(rows: StructType, options: Options) -> StructType:
 
 
 def partitions_of(origin: Origin, ranges: Sequence[Range], options: Options) -> list[Partition]:
+    """One for each queue, or several if options say so."""
     pieces = offsets.cut(ranges, options.min_partitions, options.max_per_partition)
-    if options.min_partitions is None and options.max_per_partition is None:
-        packs = offsets.pack(pieces, _PACKED)
-    else:
-        packs = [[piece] for piece in pieces]
+    return [Partition((origin.partition(one),)) for one in pieces]
+
+
+def packed_partitions_of(
+    origin: Origin, ranges: Sequence[Range], options: Options
+) -> list[Partition]:
+    """For micro-batches, where a task costs more than the few messages of a queue: small ranges go
+    together, unless options say into how many to cut."""
+    if options.min_partitions is not None or options.max_per_partition is not None:
+        return partitions_of(origin, ranges, options)
+    packs = offsets.pack(ranges, _PACKED)
     return [Partition(tuple(origin.partition(one) for one in pack)) for pack in packs]
 
 

@@ -25,7 +25,7 @@ from . import offsets
 from .offsets import Bounds, Positions
 from .options import LATEST, Options
 from .origins import Origin, open_origin, placed
-from .reader import checked, fetch_of, partitions_of, rows_of
+from .reader import checked, fetch_of, packed_partitions_of, rows_of
 
 __all__ = ["StreamReader"]
 
@@ -147,7 +147,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
         ranges = Positions.from_json(start).ranges(Positions.from_json(end).offsets)
-        return partitions_of(self._origin, ranges, self._options)
+        return packed_partitions_of(self._origin, ranges, self._options)
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         return rows_of(partition, self._fetch)
