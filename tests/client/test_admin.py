@@ -366,7 +366,7 @@ async def test_an_offset_can_be_given_to_members_where_the_broker_can_tell_them(
         if cluster.target == "4.9":
             with pytest.raises(Error, match=r"a time only.*stop the members"):
                 await admin.reset_offsets(group, topic, offset=1)
-            assert seen.texts == ["a", "b", "c"]
+            assert sorted(seen.texts) == ["a", "b", "c"]  # handlers run at once
             return
         made = await admin.reset_offsets(group, topic, offset=1)
         assert made == {MessageQueue(topic, "broker-a", 0): 1}
