@@ -11,7 +11,7 @@ def test_a_setting_is_known_by_both_names_each_in_its_own_unit() -> None:
         {
             "enablePropertyFilter": "false",
             "transactionTimeOut": "1500",
-            "diskMaxUsedSpaceRatio": "80",
+            "diskSpaceCleanForciblyRatio": "0.8",
             "flushDiskType": "SYNC_FLUSH",
         }
     )
@@ -19,7 +19,7 @@ def test_a_setting_is_known_by_both_names_each_in_its_own_unit() -> None:
         {
             "sql_filters": "false",
             "transaction_timeout": "1.5",
-            "disk_ratio": "0.8",
+            "clean_ratio": "0.8",
             "flush": "sync",
         }
     )
@@ -28,7 +28,7 @@ def test_a_setting_is_known_by_both_names_each_in_its_own_unit() -> None:
 
 
 def test_what_is_shown_reads_back_as_it_was() -> None:
-    config = BrokerConfig(sql_filters=False, transaction_timeout=2.5, disk_ratio=0.8, flush="sync")
+    config = BrokerConfig(sql_filters=False, transaction_timeout=2.5, clean_ratio=0.8, flush="sync")
     shown = config.shown()
     assert shown["transactionTimeOut"] == "2500"
     assert shown["flushDiskType"] == "SYNC_FLUSH"

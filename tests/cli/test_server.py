@@ -285,7 +285,7 @@ def test_a_name_server_takes_settings_too() -> None:
         ("[broker]\nport = '1'", "port = '1': it takes a whole number"),
         ("[broker]\ndata = 1", "data = 1: it takes text"),
         ("[broker]\nflush = 'often'", "flush = 'often': it takes async or sync"),
-        ("[broker]\ndisk_ratio = 7", "disk_ratio"),
+        ("[broker]\nclean_ratio = 7", "clean_ratio"),
         ("[nameserver]\nport = '1'", "port = '1': it takes a whole number"),
         (
             "[nameserver]\nscan_s = 1",

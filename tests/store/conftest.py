@@ -11,5 +11,5 @@ import pytest
 @pytest.fixture(autouse=True, scope="module")
 def roomy_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=100, free=90))
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(used=10, free=90))
         yield

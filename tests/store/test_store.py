@@ -187,7 +187,7 @@ def test_appends_are_refused_while_the_disk_is_too_full(
 ) -> None:
     usage = [95]
     monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: SimpleNamespace(total=100, free=100 - usage[0])
+        shutil, "disk_usage", lambda path: SimpleNamespace(used=usage[0], free=100 - usage[0])
     )
     with Store(tmp_path, small()) as store:
         store.clean()
@@ -311,7 +311,7 @@ def test_what_is_no_store_is_refused_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("flush", "never"), ("queue_file_size", 30), ("log_file_size", 1), ("disk_ratio", 2.0)],
+    [("flush", "never"), ("queue_file_size", 30), ("log_file_size", 1), ("clean_ratio", 2.0)],
 )
 def test_a_wrong_setting_is_refused(setting: str, value: object) -> None:
     with pytest.raises(ConfigError):

@@ -91,7 +91,7 @@ class BrokerConfig:
     flush: Annotated[Literal["async", "sync"], Switch("flushDiskType")] = "async"
     flush_interval: Annotated[float, Switch("flushIntervalCommitLog", live=True)] = 0.5
     keep_hours: Annotated[float, Switch("fileReservedTime")] = 72.0
-    disk_ratio: Annotated[float, Switch("diskMaxUsedSpaceRatio")] = 0.75
+    clean_ratio: Annotated[float, Switch("diskSpaceCleanForciblyRatio")] = 0.85
     full_ratio: Annotated[float, Switch("diskSpaceWarningLevelRatio")] = 0.90
     log_file_size: Annotated[int, Switch("mappedFileSizeCommitLog")] = 2**30
     queue_file_size: Annotated[int, Switch("mappedFileSizeConsumeQueue")] = 6_000_000
@@ -152,7 +152,7 @@ class BrokerConfig:
             bitmaps=self.bitmaps,
             delay_levels=self.delay_levels,
             keep_hours=self.keep_hours,
-            disk_ratio=self.disk_ratio,
+            clean_ratio=self.clean_ratio,
             full_ratio=self.full_ratio,
             max_body=MAX_FRAME,  # the broker itself looks at `max_message_size`
             bloom_error_percent=self.bloom_error_percent,
@@ -208,7 +208,6 @@ _MILLISECONDS = (
     "transactionCheckInterval",
     "flushIntervalCommitLog",
 )
-_PERCENT = ("diskMaxUsedSpaceRatio",)
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -219,7 +218,7 @@ def _settings() -> tuple[tuple[str, Any, Switch], ...]:
 
 
 def _read(switch: Switch, kind: Any, key: str, text: str) -> Any:
-    """Under its own name RocketMQ counts milliseconds and percents; we, seconds and parts of 1."""
+    """Under its own name RocketMQ counts milliseconds; we, seconds."""
     theirs = key == switch.name
     try:
         if get_origin(kind) is Literal:
@@ -228,8 +227,6 @@ def _read(switch: Switch, kind: Any, key: str, text: str) -> Any:
             return {"true": True, "false": False}[text.lower()]
         if kind is float and switch.name in _MILLISECONDS and theirs:
             return float(text) / 1000
-        if kind is float and switch.name in _PERCENT and theirs:
-            return float(text) / 100
         return kind(text)
     except (ValueError, KeyError):
         raise ConfigError(f"{key} = {text!r}: it takes {_KINDS[kind]}") from None
@@ -242,8 +239,6 @@ def _show(switch: Switch, value: Any) -> str:
         return "true" if value else "false"
     if switch.name in _MILLISECONDS:
         return str(int(value * 1000))
-    if switch.name in _PERCENT:
-        return str(round(value * 100))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -22,7 +22,7 @@ class StoreConfig:
     bitmaps: bool = False  # which groups' SQL matched, in the extensions; costs their evaluation
     delay_levels: str = DELAY_LEVELS
     keep_hours: float = 72.0  # log files older than that are removed
-    disk_ratio: float = 0.75  # of the disk in use: above it old files go whatever their age
+    clean_ratio: float = 0.85  # of the disk in use: above it old files go whatever their age
     full_ratio: float = 0.90  # above it appends are refused
     max_body: int = 4 * 2**20  # bytes; larger messages hold up others behind them
     store_host: Host = Host(b"\x7f\0\0\1", 10911)  # noqa: RUF009  # goes into message ids
@@ -46,8 +46,9 @@ class StoreConfig:
         for name in ("log_file_size", "extension_file_size", "index_slots", "index_entries"):
             if getattr(self, name) < 64:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it takes 64 or more")
-        if not 0.1 <= self.disk_ratio <= self.full_ratio <= 1.0:
-            raise ConfigError("0.1 <= disk_ratio <= full_ratio <= 1.0 must hold")
+        for name in ("clean_ratio", "full_ratio"):
+            if not 0.1 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it takes 0.1 to 1.0")
         parse_delay_levels(self.delay_levels)
         bloom = BloomFilter(self.bloom_error_percent, self.bloom_groups)
         if self.extension_file_size < EXT_HEAD_SIZE + bloom.bits // 8 + EXT_TAIL:

@@ -155,11 +155,15 @@ def _first(low: int, high: int, is_so: Callable[[int], bool]) -> int:
     return low + bisect_left(range(low, high), True, key=is_so)
 
 
-def bounds(root: Path | str) -> dict[tuple[str, int], tuple[int, int]]:
-    """(first, end) of every queue, by topic and queue id."""
+def bounds(
+    root: Path | str, is_wanted: Callable[[str], bool]
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """(first, end) of every queue of such topics, by topic and queue id."""
     directory = Directory(root)
     found = {}
     for topic, queue_id in directory.paths.existing_queues():
+        if not is_wanted(topic):
+            continue
         scan = Scan(directory, topic, queue_id)
         found[topic, queue_id] = (scan.first, scan.end)
         scan.close()

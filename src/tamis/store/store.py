@@ -487,7 +487,7 @@ class Store:
         last file. Gives the log files removed. To be called every few seconds: while more of the
         disk is in use than `full_ratio`, appends are refused."""
         usage = shutil.disk_usage(self.paths.root)
-        used, most = usage.total - usage.free, self.config.disk_ratio * usage.total
+        used, most = usage.used, self.config.clean_ratio * (usage.used + usage.free)
         oldest = self._now() - self.config.keep_hours * 3600
         removed = list[Path]()
         starts = self._log.files.starts
@@ -507,8 +507,14 @@ class Store:
         return removed
 
     def _disk_used(self) -> float:
-        usage = shutil.disk_usage(self.paths.root)
-        return (usage.total - usage.free) / usage.total
+        return disk_used(self.paths.root)
+
+
+def disk_used(path: Path) -> float:
+    """The part of what we could have of the disk, as RocketMQ reckons and df shows: what is kept
+    for others does not count."""
+    usage = shutil.disk_usage(path)
+    return usage.used / max(usage.used + usage.free, 1)
 
 
 _OURS = "tamis.json"

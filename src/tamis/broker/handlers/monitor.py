@@ -14,7 +14,7 @@ from ...errors import ConfigError, ResponseError
 from ...message import DELAY_TOPIC
 from ...net.aio import Peer, parse_address
 from ...net.server import Answer, Request
-from ...store.store import Store
+from ...store.store import Store, disk_used
 from ...wire import beans, record
 from ...wire.bodies import DataVersion, KvTable, decode_properties, encode_properties
 from ...wire.codes import VERSION, ResponseCode, version_name
@@ -106,7 +106,7 @@ def _about_stats(stats: Stats, now: float) -> dict[str, object]:
 
 def _about_store(store: Store, delivered: Mapping[int, int]) -> dict[str, object]:
     usage = shutil.disk_usage(store.paths.root)
-    ratio = (usage.total - usage.free) / usage.total
+    ratio = disk_used(store.paths.root)
     made: dict[str, object] = {
         "commitLogDiskRatio": ratio,
         f"commitLogDiskRatio_{store.paths.commit_log}": ratio,
