@@ -68,7 +68,7 @@ def test_an_option_is_read(option: str, text: str, attribute: str, value: Any) -
         ({**WIRE, "tags": "A", "sql": "a = 1"}, "exclude each other"),
         ({**WIRE, "sql": "a ="}, "column 4"),
         ({**WIRE, "tags": "||"}, "separators with no tag"),
-        ({**WIRE, "dialect": "6"}, "'6' is none of 4.9, 5.1.3"),
+        ({**WIRE, "dialect": "6"}, "'6' is no dialect: there are 4.9, 5.1.3"),
         ({**WIRE, "requestTimeout": "soon"}, "'soon' is no duration"),
         ({**WIRE, "groupId": "a b"}, "group"),
         ({**WIRE, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "9 is above"),

@@ -1,7 +1,7 @@
 """The words of the SQL92 selector language and its two dialects."""
 
 from enum import Enum, StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 __all__ = ["KEYWORDS", "Dialect", "Token", "TokenKind"]
 
@@ -11,6 +11,10 @@ class Dialect(StrEnum):
 
     V4_9 = "4.9"
     V5_1_3 = "5.1.3"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"{value!r} is no dialect: there are {', '.join(cls)}")
 
 
 class TokenKind(Enum):

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     BooleanType,
     ByteType,
     DataType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -129,12 +130,7 @@ def properties_of(properties: Properties) -> PropertyOf:
         case Raw(column):
             return lambda name: _from_string(column, name)
         case DataFrame():
-            fields = {
-                f.name: _from_field(properties[f.name], f.dataType) for f in properties.schema
-            }
-            return _from_mapping(
-                {name: column for name, column in fields.items() if column is not None}
-            )
+            return _from_fields(properties)
         case Mapping():
             return _from_mapping(properties)
         case _:
@@ -155,6 +151,23 @@ def _from_mapping(columns: Mapping[str, Column | str | Typed]) -> PropertyOf:
     return property_of
 
 
+def _from_fields(df: DataFrame) -> PropertyOf:
+    kinds = {one.name: one.dataType for one in df.schema}
+
+    def property_of(name: str) -> Column | Typed:
+        if name not in kinds:
+            return F.lit(None).cast("string")
+        found = _from_field(df[f"`{name}`"], kinds[name])
+        if found is None:
+            raise ConfigError(
+                f"column {name} is {kinds[name].simpleString()}: no property has such a type; cast"
+                " it, or say by a dict which columns are properties"
+            )
+        return found
+
+    return property_of
+
+
 def _from_field(column: Column, kind: DataType) -> Column | Typed | None:
     match kind:
         case StringType():
@@ -165,10 +178,12 @@ def _from_field(column: Column, kind: DataType) -> Column | Typed | None:
             return Typed(column, Kind.LONG)
         case FloatType() | DoubleType():
             return Typed(column, Kind.DOUBLE)
+        case DecimalType():
+            return Typed(column.cast("double"), Kind.DOUBLE)
         case BooleanType():
             return Typed(column, Kind.BOOLEAN)
         case _:
-            return None  # no property has such a type
+            return None
 
 
 def _from_string(column: Column, name: str) -> Column:

@@ -9,7 +9,7 @@ import logging
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -147,6 +147,7 @@ class _Window:
         self._kept = 0
         self._lost = part.start  # up to where losses were told of
         self._peer: BlockingPeer | None = None
+        self._address = ""
         self._failures = 0
 
     def __enter__(self) -> "_Window":
@@ -241,6 +242,7 @@ class _Window:
     def _connect(self) -> None:
         addresses = self._part.addresses
         address = addresses[self._failures % len(addresses)]
+        self._address = address
         self._peer = None if self._failures else _taken(address)
         if self._peer is None:
             self._peer = connect(address, self._fetch.timeout)
@@ -257,7 +259,8 @@ class _Window:
         """What was not answered is asked for again, over another connection, or this is raised."""
         self._disconnect()
         if isinstance(error, ResponseError):
-            if self._at_broker and self._fetch.sql and _refuses_sql(error):
+            is_refused = self._at_broker and self._fetch.sql and _refuses_sql(error)
+            if is_refused and self._fetch.or_reader:
                 log.info("%s: filtered here: %s", self._part.queue, error)
                 self._read_whole()
                 return
@@ -298,6 +301,8 @@ class _Window:
         if first > at:
             self._note_loss(segment, first)
             reached = max(reached, first)
+        elif self._is_behind(at, int(fields["maxOffset"])):
+            raise ConnectionError(f"{self._address} is behind: it has not got offset {at} yet")
         elif answer.code in (_NOTHING, _MOVED) or reached <= at:
             is_further = at < reached < self._part.end
             self._note_loss(segment, reached if is_further else None)
@@ -312,6 +317,10 @@ class _Window:
             self._kept += len(body)
         segment.at = min(reached, segment.stop)
         self._learn(segment, reached - at, count)
+
+    def _is_behind(self, at: int, end: int) -> bool:
+        """A slave, of messages that were at the master when this was planned."""
+        return end <= at < self._part.end and self._address != self._part.addresses[0]
 
     def _note_loss(self, segment: _Segment, first: int | None) -> None:
         end = self._part.end
@@ -431,9 +440,12 @@ def _lose(part: LogRange, fetch: Fetch, at: int, stop: int, first: int | None) -
     log.warning("%s", loss)
 
 
-def log_bounds(root: str) -> dict[tuple[str, int], tuple[int, int]]:
-    """(first, end) of every queue in a store, by topic and queue id. Raises StoreError."""
-    return bounds(root)
+def log_bounds(
+    root: str, is_wanted: Callable[[str], bool] = lambda topic: True
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """(first, end) of every queue of such topics in a store, by topic and queue id. Raises
+    StoreError."""
+    return bounds(root, is_wanted)
 
 
 def log_offset_at(root: str, topic: str, queue_id: int, millis: int) -> int:

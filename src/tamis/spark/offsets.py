@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from ..errors import ConfigError
 from ..wire.bodies import MessageQueue
 
 __all__ = ["Bounds", "Positions", "Range", "cut", "pack", "share"]
@@ -32,43 +33,50 @@ class Range(NamedTuple):
 
 _BESIDE: Final = ""  # no topic is called so
 _SCANNED: Final = "scanned"
+_BEGUN: Final = "begun"
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
     """Where a stream is: the offset of the next message of each queue, and how many it has passed,
-    since it began, to come there. That is more than it delivered if it filters."""
+    since it began, to come there. That is more than it delivered if it filters.
+
+    Where the first batch ends, `begun` is where it began. Spark records ends only: done again after
+    a crash, that batch would begin where a stream begins by then.
+    """
 
     offsets: Mapping[MessageQueue, int]
     scanned: int = 0
+    begun: Mapping[MessageQueue, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for queue in sorted(self.offsets):
-            brokers = made.setdefault(queue.topic, {})
-            brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = self.offsets[queue]
-        made[_BESIDE] = {_SCANNED: self.scanned}
-        return made
+        beside: dict[str, Any] = {_SCANNED: self.scanned}
+        if self.begun is not None:
+            beside[_BEGUN] = _to_json(self.begun)
+        return {**_to_json(self.offsets), _BESIDE: beside}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Positions":
-        """Raises ValueError for what `to_json` does not make."""
+        """Raises ConfigError for what `to_json` does not make."""
         try:
-            offsets = {
-                MessageQueue(topic, broker, int(number)): int(offset)
-                for topic, brokers in value.items()
-                if topic != _BESIDE
-                for broker, numbers in brokers.items()
-                for number, offset in numbers.items()
-            }
-            return cls(offsets, int(value.get(_BESIDE, {}).get(_SCANNED, 0)))
+            beside = value.get(_BESIDE, {})
+            begun = beside.get(_BEGUN)
+            return cls(
+                _from_json(value),
+                int(beside.get(_SCANNED, 0)),
+                None if begun is None else _from_json(begun),
+            )
         except (AttributeError, TypeError, ValueError):
-            raise ValueError(f"{value!r} are no positions of this source") from None
+            raise ConfigError(
+                f"the checkpoint is damaged, or of another source: {str(value)[:80]} are no offsets"
+                " of queues"
+            ) from None
 
     def moved(self, offsets: Mapping[MessageQueue, int]) -> "Positions":
         """There, from here."""
         passed = sum(one.size for one in self.ranges(offsets))
-        return Positions(offsets, self.scanned + passed)
+        begun = self.offsets if self.scanned == 0 and passed else None
+        return Positions(offsets, self.scanned + passed, begun)
 
     def ranges(self, ends: Mapping[MessageQueue, int]) -> list[Range]:
         """What lies between here and there. A queue that is not known here has nothing yet."""
@@ -80,18 +88,43 @@ class Positions:
         return [one for one in found if one.size > 0]
 
 
+def _to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for queue in sorted(offsets):
+        brokers = made.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
+    return made
+
+
+def _from_json(value: Mapping[str, Any]) -> dict[MessageQueue, int]:
+    return {
+        MessageQueue(topic, broker, int(number)): int(offset)
+        for topic, brokers in value.items()
+        if topic != _BESIDE
+        for broker, numbers in brokers.items()
+        for number, offset in numbers.items()
+    }
+
+
 def share(ranges: Iterable[Range], most: int | None) -> dict[MessageQueue, int]:
-    """The end of each range when all together may have `most` messages: each has its part."""
+    """The end of each range when all together may have `most` messages: each has one at least and
+    its part of the rest. If there are not enough for one each, those whose turn it is have one."""
     ranges = list(ranges)
     if most is None or sum(one.size for one in ranges) <= most:
         return {one.queue: one.end for one in ranges}
-    parts = _divided(most, [one.size for one in ranges])
+    count = len(ranges)
+    if most < count:
+        turn = sum(one.start for one in ranges) % count
+        parts = [int((number - turn) % count < most) for number in range(count)]
+    else:
+        rest = _divided(most - count, [one.size - 1 for one in ranges])
+        parts = [1 + part for part in rest]
     return {one.queue: one.start + part for one, part in zip(ranges, parts, strict=True)}
 
 
 def _divided(amount: int, weights: list[int]) -> list[int]:
     """In proportion to the weights; those that lose most by rounding down get one more."""
-    total = sum(weights)
+    total = max(sum(weights), 1)
     parts = [weight * amount // total for weight in weights]
     by_loss = sorted(range(len(weights)), key=lambda n: -(weights[n] * amount % total))
     for number in by_loss[: amount - sum(parts)]:

@@ -6,6 +6,7 @@ can't be is said before a job starts, with the option's name.
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -94,11 +95,14 @@ class Options:
             made[attribute] = value
         path = made.pop("path", "")
         if of_log:
-            made["root"] = path
+            made["root"] = _absolute(path)
         elif path:
             if "topics" in made:
                 raise ConfigError(f"load({path!r}) and option topic both name the topic: give one")
-            made["topics"] = _topics(path)
+            try:
+                made["topics"] = _topics(path)
+            except ValueError as error:
+                raise ConfigError(f"load({path!r}): {error}") from None
         parsed = cls(**made, given=frozenset(made))
         parsed._check(of_log)
         return parsed
@@ -127,6 +131,11 @@ class Options:
         for attribute, name in _STREAM_ONLY.items():
             if attribute in self.given:
                 raise ConfigError(f"option {name} is for streams: a batch has no triggers")
+        places = self.start.values() if isinstance(self.start, Mapping) else [self.start]
+        if LATEST in places:
+            raise ConfigError(
+                "option startingOffsets: a batch that starts at the latest has nothing to read"
+            )
         return self
 
     def for_stream(self) -> "Options":
@@ -143,6 +152,12 @@ _STREAM_ONLY: Final = {
     "min_per_trigger": "minOffsetsPerTrigger",
     "max_delay": "maxTriggerDelay",
 }
+
+
+def _absolute(path: str) -> str:
+    """Executors have other working directories than the driver, which parses this."""
+    path = path.removeprefix("file://").removeprefix("file:")
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
 # Readers of one option each. They raise ValueError with what is wrong.
@@ -235,7 +250,7 @@ def _offsets(*words: str) -> Callable[[str], Place]:
 def _time(text: str) -> Place:
     if text.lstrip().startswith("{"):
         return {queue: Time(millis) for queue, millis in _by_queue(text).items()}
-    if text.strip().lstrip("-").isdecimal():
+    if text.strip().removeprefix("-").isdecimal():
         return Time(int(text))
     try:
         moment = datetime.fromisoformat(text.strip())
@@ -265,26 +280,20 @@ def _columns(text: str) -> tuple[str, ...]:
 
 def _properties(text: str) -> tuple[tuple[str, str], ...]:
     found: dict[str, str] = {}
+    taken = {*DEFAULT, *ADDED}  # case does not matter to Spark
     for item in values.names(text):
         name, _, kind = item.partition(":")
         name, kind = name.strip(), kind.strip().lower() or "string"
         if kind not in TYPES:
             raise ValueError(f"{item!r}: the types are {', '.join(TYPES)}")
-        if name in DEFAULT or name in ADDED:
+        if name.lower() in taken:
             raise ValueError(f"property {name!r} would have the name of a column")
-        if not name or name in found:
+        if not name or name.lower() in (one.lower() for one in found):
             raise ValueError(
                 f"{item!r}: a name and a type each, no name twice: region,price:double"
             )
         found[name] = kind
     return tuple(found.items())
-
-
-def _dialect(text: str) -> Dialect:
-    try:
-        return Dialect(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is none of {', '.join(Dialect)}") from None
 
 
 _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
@@ -300,7 +309,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "endingTimestamp": ("end", _time),
     "maxOffsetsPerTrigger": ("max_per_trigger", values.number(1)),
     "minOffsetsPerTrigger": ("min_per_trigger", values.number(1)),
-    "maxTriggerDelay": ("max_delay", values.seconds),
+    "maxTriggerDelay": ("max_delay", values.kafka_seconds),
     "minPartitions": ("min_partitions", values.number(1)),
     "maxRecordsPerPartition": ("max_per_partition", values.number(1)),
     "failOnDataLoss": ("fail_on_data_loss", values.flag),
@@ -309,7 +318,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "properties": ("properties", _properties),
     "tags": ("tags", str),
     "sql": ("sql", values.text),
-    "dialect": ("dialect", _dialect),
+    "dialect": ("dialect", Dialect),
     "filterAt": ("filter_at", values.choice("auto", "broker", "reader")),
     "requestTimeout": ("timeout", values.seconds),
     "retries": ("retries", values.number(0)),

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ROUTES_LAST: Final = 2.0  # seconds before the name server is asked again for queues
+_COMMIT_PAUSE: Final = 5.0  # after one that failed
 _FIRST_PAUSE: Final = 0.2  # before a question is asked again; then twice as long each time
 
 
@@ -37,6 +38,9 @@ class Origin(Protocol):
     def offset_at(self, queue: MessageQueue, millis: int) -> int: ...
 
     def partition(self, one: Range) -> WireRange | LogRange: ...
+
+    def is_gone(self, queue: MessageQueue) -> bool:
+        """Of one that was there: it will not come back, as far as can be known."""
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         """For the group, if there is one."""
@@ -66,8 +70,8 @@ def placed(
 
 
 def _offset(origin: Origin, queue: MessageQueue, place: int | Time, bounds: Bounds) -> int:
-    if isinstance(place, Time):
-        return origin.offset_at(queue, place.millis)
+    if isinstance(place, Time):  # asked later than the bounds: more may have come since
+        return min(max(origin.offset_at(queue, place.millis), bounds.first), bounds.end)
     if place in (EARLIEST, LATEST):
         return bounds.first if place == EARLIEST else bounds.end
     return place
@@ -88,7 +92,9 @@ class Brokers:
         self._admin = Admin(options.nameserver, config=config)
         self._queues: list[MessageQueue] = []
         self._asked = 0.0  # when they were
+        self._seen: set[str] = set()  # topics
         self._committed: dict[MessageQueue, int] = {}
+        self._commits_from = 0.0  # not before then, after one that failed
         self._run(self._start, once=True)
 
     async def _start(self) -> None:
@@ -120,14 +126,16 @@ class Brokers:
         if time.monotonic() - self._asked > _ROUTES_LAST:
             self._queues = await self._find_queues()
             self._asked = time.monotonic()
-        places = sorted({(queue.topic, queue.broker_name) for queue in self._queues})
+        routes = self._session.routes
+        queues = [one for one in self._queues if routes.known_address(one.broker_name) is not None]
+        places = sorted({(queue.topic, queue.broker_name) for queue in queues})
         tables = await asyncio.gather(*(self._stats(*place) for place in places))
         known = {queue: one for table in tables for queue, one in table.items()}
-        for queue in self._queues:
+        for queue in queues:
             if queue not in known:  # read, but not written any more: not in the statistics
                 first = await client_offsets.first_offset(self._session, queue)
                 known[queue] = Bounds(first, await client_offsets.last_offset(self._session, queue))
-        return {queue: known[queue] for queue in self._queues}
+        return {queue: known[queue] for queue in queues}
 
     async def _find_queues(self) -> list[MessageQueue]:
         options, routes = self._options, self._session.routes
@@ -135,17 +143,32 @@ class Brokers:
             topics: Iterable[str] = {queue.topic for queue in options.assigned}
         elif options.pattern:
             every = await self._admin.topics()
-            topics = [name for name in every if re.fullmatch(options.pattern, name)]
+            topics = [name for name in every if _fits(name, options.pattern)]
         else:
             topics = options.topics
         found: list[MessageQueue] = []
         for topic in sorted(topics):
-            await routes.get(topic, fresh=True)
+            try:
+                await routes.get(topic, fresh=True)
+            except TopicNotFound:
+                if topic not in self._seen:
+                    raise
+                continue  # its brokers are away, or it is gone
             found += await routes.read_queues(topic)
         for queue in options.assigned:
-            if queue not in found:
+            if queue not in found and queue.topic not in self._seen:
                 raise ConfigError(f"option assign names {queue}, which is not there to be read")
-        return list(options.assigned) or sorted(found)
+        self._seen.update(queue.topic for queue in found)
+        return [queue for queue in options.assigned if queue in found] or sorted(found)
+
+    def is_gone(self, queue: MessageQueue) -> bool:
+        """It is away if its broker is."""
+
+        async def names() -> set[str]:
+            found = await self._session.routes.cluster()
+            return {name for name, data in found.brokers.items() if 0 in data.addresses}
+
+        return queue.broker_name in self._run(names)
 
     async def _stats(self, topic: str, broker: str) -> dict[MessageQueue, Bounds]:
         address = await self._session.routes.master(broker)
@@ -166,6 +189,9 @@ class Brokers:
             known = self._run(lambda: routes.get(one.queue.topic))
         brokers = [data for data in known.brokers if data.broker_name == one.queue.broker_name]
         addresses = [at for data in brokers for _, at in sorted(data.addresses.items())]
+        if not addresses:
+            why = "the name server does not know it: is it running?"
+            raise Unreachable("broker", one.queue.broker_name, why)
         return WireRange(
             queue=one.queue,
             start=one.start,
@@ -177,7 +203,7 @@ class Brokers:
         """What fails is told and left: the offsets come again with the next batch."""
         group = self._options.group
         news = {q: at for q, at in offsets.items() if self._committed.get(q) != at}
-        if not group or not news:
+        if not group or not news or time.monotonic() < self._commits_from:
             return
         saved = client_offsets.BrokerOffsets(self._session, group)
         try:
@@ -185,6 +211,7 @@ class Brokers:
             self._committed.update(news)
         except (Error, TimeoutError) as error:
             log.warning("group %s: offsets are not committed: %s", group, error)
+            self._commits_from = time.monotonic() + _COMMIT_PAUSE
 
     def close(self) -> None:
         async def close() -> None:
@@ -201,6 +228,12 @@ _OF_ROCKETMQ: Final = SYSTEM_TOPICS | {
 }
 
 
+def _fits(topic: str, pattern: str) -> bool:
+    if topic in _OF_ROCKETMQ or topic.startswith(("%RETRY%", "rmq_sys_")):
+        return False
+    return re.fullmatch(pattern, topic) is not None
+
+
 class Directory:
     """A store's, of a broker that runs or not. Topics that RocketMQ keeps for itself, and retries,
     are read only if they are named."""
@@ -212,9 +245,11 @@ class Directory:
         from .fetching import log_bounds
 
         options, broker = self._options, self._options.broker or ""
+        wanted = {*options.topics} or {queue.topic for queue in options.assigned}
+        found = log_bounds(options.root, wanted.__contains__ if wanted else self._is_wanted)
         there = {
             MessageQueue(topic, broker, number): Bounds(*bounds)
-            for (topic, number), bounds in sorted(log_bounds(options.root).items())
+            for (topic, number), bounds in sorted(found.items())
         }
         if options.assigned:
             for queue in options.assigned:
@@ -225,15 +260,14 @@ class Directory:
         for topic in options.topics:
             if topic not in topics:
                 raise ConfigError(f"{options.root}: there is no topic {topic} in this store")
-        return {queue: bounds for queue, bounds in there.items() if self._is_wanted(queue.topic)}
+        return there
 
     def _is_wanted(self, topic: str) -> bool:
         options = self._options
-        if options.topics:
-            return topic in options.topics
-        if topic in _OF_ROCKETMQ or topic.startswith("%RETRY%"):
-            return False
-        return not options.pattern or re.fullmatch(options.pattern, topic) is not None
+        return topic in options.topics if options.topics else _fits(topic, options.pattern or ".*")
+
+    def is_gone(self, queue: MessageQueue) -> bool:
+        return True
 
     def offset_at(self, queue: MessageQueue, millis: int) -> int:
         from .fetching import log_offset_at

@@ -22,6 +22,7 @@ class Fetch:
     sql: str | None = None
     dialect: str = "4.9"
     at_broker: bool = True  # it is asked to filter; over the wire only
+    or_reader: bool = True  # where it can't
     fail_on_data_loss: bool = True
     batch_rows: int = 10_000
     pull_size: int = 32

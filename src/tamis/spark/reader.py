@@ -49,6 +49,7 @@ def fetch_of(options: Options) -> Fetch:
         sql=options.sql,
         dialect=options.dialect,
         at_broker=options.filter_at != "reader",
+        or_reader=options.filter_at != "broker",
         fail_on_data_loss=options.fail_on_data_loss,
         batch_rows=options.batch_rows,
         pull_size=options.pull_size,

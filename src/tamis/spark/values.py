@@ -8,7 +8,16 @@ from typing import Final
 
 from ..errors import ConfigError
 
-__all__ = ["choice", "flag", "names", "number", "refuse_unknown", "seconds", "text"]
+__all__ = [
+    "choice",
+    "flag",
+    "kafka_seconds",
+    "names",
+    "number",
+    "refuse_unknown",
+    "seconds",
+    "text",
+]
 
 
 def refuse_unknown(options: Mapping[str, str], spelled: Mapping[str, str]) -> None:
@@ -49,15 +58,20 @@ def flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z")
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?\Z")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def seconds(text: str) -> float:
+def seconds(text: str, unit: str = "s") -> float:
     found = _DURATION.match(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no duration: say 10 (seconds), 500ms, 10s, 5m, 1h")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+        raise ValueError(f"{text!r} is no duration: say 500ms, 10s, 5m, 1h")
+    return float(found[1]) * _UNITS[found[2] or unit]
+
+
+def kafka_seconds(text: str) -> float:
+    """As Spark's Kafka source reads it: a bare number is of milliseconds."""
+    return seconds(text, "ms")
 
 
 def choice(*choices: str) -> Callable[[str], str]:

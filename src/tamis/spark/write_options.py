@@ -101,7 +101,8 @@ _READERS: Final[dict[str, tuple[str | None, Callable[[str], Any]]]] = {
     "batchRows": ("batch_rows", values.number(1)),
     "batchBytes": ("batch_bytes", values.number(1)),
     "maxInFlight": ("max_in_flight", values.number(1)),
-    "checkpointLocation": (None, str),  # Spark's own
+    "checkpointLocation": (None, str),  # Spark's own, as is the next
+    "queryName": (None, str),
 }
 
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)

@@ -5,15 +5,17 @@ is given a key of its row (the last of its keys), the same at each try, by which
 repeats:
 
     row_key                          what this column says, if there is one; null for no key
-    topic/broker/queue/offset        where the row was read, if it has these four columns; of rows
-                                     made of one message, one behind the other, also /1, /2, ...
+    topic/broker/queue/offset/id     where the row was read, if it has these four columns, and the
+                                     message's id, if it has that; of rows made of one message, one
+                                     behind the other, also /1, /2, ...
     query-batch-partition-row        the row's position: of streams. The query's id is the
                                      checkpoint's
     job-partition-row                the same of a batch write; the job's id is option jobId, or
                                      new for each write
 
 A position is the same at each try only if the rows of a partition come in the same order: sort
-within partitions, or give a row_key, after a shuffle whose order is left to chance.
+within partitions, or give a row_key, after a shuffle whose order is left to chance. Rows made of
+one message that do not follow each other (a union of a frame with itself, a join) need one too.
 
 `queue_id` and `broker` name the queue to send to, unless there is an `offset` beside them: then
 they tell where the row was read, and the message may go to any queue, or that of its sharding key.
@@ -94,7 +96,7 @@ def stream_writer(
         raise ConfigError('a topic can\'t be overwritten: use outputMode("append") or "update"')
     check_columns(schema, parsed)
     if _COMMITTER not in sys.modules:
-        _run(_ensure(parsed))
+        _run(_ensure_again(parsed))
     return StreamWriter(parsed)
 
 
@@ -180,6 +182,18 @@ async def _ensure(options: WriteOptions, topic: str = "") -> None:
                     await admin.create_topic(topic, queues=count, broker=broker)
     finally:
         await session.close()
+
+
+async def _ensure_again(options: WriteOptions) -> None:
+    """Before every micro-batch: a broker that is restarted is no reason to end a query."""
+    for attempt in itertools.count():
+        try:
+            await _ensure(options)
+            break
+        except (Unreachable, TimeoutError, TopicNotFound):
+            if attempt >= options.retries:
+                raise
+        await asyncio.sleep(_PAUSE * 2**attempt)
 
 
 def _forbidden(topic: str) -> NoPermission:
@@ -454,18 +468,30 @@ class _Rows:
             return None
         if self._options.row_key == "auto":
             if (given := columns.get("row_key")) is not None:
-                return given.cast(pa.string())
+                return self._checked(given.cast(pa.string()))
             if columns.keys() >= {"topic", "broker", "queue_id", "offset"}:
-                return self._origins(columns)
+                origins = self._origins(columns)
+                if not columns["queue_id"].null_count and not columns["offset"].null_count:
+                    return origins
+                is_read = pc.and_(columns["queue_id"].is_valid(), columns["offset"].is_valid())
+                return pc.if_else(is_read, origins, self._positions(count))
+        return self._positions(count)
+
+    def _positions(self, count: int) -> pa.Array:
         numbers = pa.array(range(self._seen, self._seen + count), pa.int64()).cast(pa.string())
         return pc.binary_join_element_wise(self._position, numbers, "")
 
+    def _checked(self, given: pa.Array) -> pa.Array:
+        wrong = _first(pc.fill_null(pc.match_substring_regex(given, r"\s|^$"), False))
+        if wrong >= 0:
+            text = given[wrong].as_py()
+            raise self._wrong(wrong, f"row_key: {text!r} is empty or has blanks, which part keys")
+        return given
+
     def _origins(self, columns: Mapping[str, pa.Array]) -> pa.Array:
+        parts = ("topic", "broker", "queue_id", "offset", "message_id")
         made = pc.binary_join_element_wise(
-            *(
-                columns[name].cast(pa.string())
-                for name in ("topic", "broker", "queue_id", "offset")
-            ),
+            *(columns[name].cast(pa.string()) for name in parts if name in columns),
             "/",
             null_handling="replace",
             null_replacement="",
