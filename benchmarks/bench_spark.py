@@ -6,7 +6,9 @@
 One core of Spark (`local[1]`), 5 million messages of 170 bytes in 4 queues, written once into a
 store of ours and into a Kafka broker of 4 partitions. A frame is read into the sink `noop`.
 
-scan         all messages, default columns, over the wire from `tamis up` and from the store's files
+scan         all messages over the wire from `tamis up` and from the store's files: default columns,
+             a map of the properties among them, beside Kafka's with headers; and what Kafka's has
+             without headers, where properties are a string
 percent      1 % of them by tag and by SQL92, filtered at the source, or by `where` after reading
 columns      one SQL92 filter as `sql92`, as Spark SQL by hand and as a Python UDF, on properties as
              a map, as the raw string and as typed columns, from Parquet; without one to compare
@@ -17,8 +19,9 @@ Those of a kind take turns. Each has two warm-ups, of which one counts the rows,
 or there is no figure; the best of the rounds counts. `cores` are the processor time of Spark's JVM
 and of its Python workers, which run beside it, over the time that passed. Servers are not in it,
 and nothing is bound to a core. Kafka's client fetches more at once than by default; a pull from our
-broker is of 1,000 messages, which that is told to allow. In Kafka the value of a message is its
-property string and its body, without headers. It takes half an hour, and needs Java and Maven.
+broker is of 1,000 messages, which that is told to allow. In Kafka a message has its properties as
+headers, its body as value; in a second topic the value is both, as one text, and there are no
+headers. It takes half an hour, and needs Java and Maven.
 """
 
 import argparse
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 TOPIC = "orders"
+WITH_HEADERS = "orders-headers"  # Kafka's topic of the same messages
+LIKE_KAFKA = "topic,queue_id,offset,store_timestamp,keys,property_string,body"
 QUEUES = 4
 STEP = 1000  # messages in a row for one queue
 CHUNK = 250_000  # made at a time
@@ -198,9 +203,18 @@ def write_rows(directory: Path, count: int) -> None:
     for start in range(0, count, CHUNK):
         made = orders(start, min(start + CHUNK, count))
         values = np.concatenate((made.properties, made.bodies), axis=1)
+        names = [name for name in _PROPERTIES if name != "KEYS"]
         columns = {
             "key": _column(_value(made, "KEYS"), pa.binary()),
             "value": _column(values, pa.binary()),
+            "body": _column(made.bodies, pa.binary()),
+            "headers": pa.ListArray.from_arrays(
+                _offsets(len(made.numbers), len(names)),
+                pa.StructArray.from_arrays(
+                    [pa.array(names * len(made.numbers)), _by_row(made, names, pa.binary())],
+                    ["key", "value"],
+                ),
+            ),
             "partition": pa.array((made.numbers // STEP % QUEUES).astype(np.int32)),
         }
         pq.write_table(pa.table(columns), directory / f"{start:09}.parquet", compression="none")
@@ -212,19 +226,29 @@ def write_properties(directory: Path, count: int) -> None:
     for start in range(0, count, CHUNK):
         made = orders(start, min(start + CHUNK, count))
         rows, names = len(made.numbers), list(_PROPERTIES)
-        values = pa.concat_arrays([_column(_value(made, n), pa.string()) for n in names])
-        by_row = np.arange(rows * len(names)).reshape(len(names), rows).T.ravel()
-        offsets = np.arange(0, rows * len(names) + 1, len(names), dtype=np.int32)
         cents, regions = _prices_and_regions(made.numbers)
         columns = {
             "properties": pa.MapArray.from_arrays(
-                offsets, pa.array(names * rows), values.take(pa.array(by_row))
+                _offsets(rows, len(names)),
+                pa.array(names * rows),
+                _by_row(made, names, pa.string()),
             ),
             "property_string": _column(made.properties, pa.string()),
             "region": _column(_REGIONS[regions], pa.string()),
             "price": pa.array(cents / 100),
         }
         pq.write_table(pa.table(columns), directory / f"{start:09}.parquet", compression="none")
+
+
+def _offsets(rows: int, each: int) -> npt.NDArray[np.int32]:
+    return np.arange(0, rows * each + 1, each, dtype=np.int32)
+
+
+def _by_row(made: Orders, names: Sequence[str], kind: pa.DataType) -> pa.Array:
+    """The values of a row, then those of the next."""
+    values = pa.concat_arrays([_column(_value(made, name), kind) for name in names])
+    places = np.arange(len(values)).reshape(len(names), len(made.numbers)).T.ravel()
+    return values.take(pa.array(places))
 
 
 def _value(made: Orders, name: str) -> npt.NDArray[np.uint8]:
@@ -373,33 +397,52 @@ class Sources:
         reader = self.spark.read.format("rocketmq").option("nameserver", self.nameserver)
         return reader.options(**{"pullSize": str(PULL), **options}).load(TOPIC)
 
-    def from_kafka(self, *, is_tuned: bool = True) -> "DataFrame":
+    def from_kafka(self, *, is_tuned: bool = True, headers: bool = False) -> "DataFrame":
         assert self.kafka is not None
         reader = self.spark.read.format("kafka").option("kafka.bootstrap.servers", self.kafka)
-        return reader.options(subscribe=TOPIC, **(KAFKA_TUNED if is_tuned else {})).load()
+        if headers:
+            reader = reader.option("includeHeaders", "true")
+        reader = reader.option("subscribe", WITH_HEADERS if headers else TOPIC)
+        return reader.options(**(KAFKA_TUNED if is_tuned else {})).load()
 
 
 def scans(bench: Bench, sources: Sources, count: int) -> Iterator[Figure]:
-    jobs = [
-        Job("log source", sources.log, count, count),
-        Job("wire source", sources.wire, count, count),
-    ]
-    by_default = lambda: sources.wire(pullSize="32")  # noqa: E731
-    jobs.append(Job("wire source, pulls of 32", by_default, count, count))
-    if sources.kafka:
-        jobs.append(Job("Kafka source", sources.from_kafka, count, count))
-        by_default = lambda: sources.from_kafka(is_tuned=False)  # noqa: E731
-        jobs.append(Job("Kafka source, defaults", by_default, count, count))
-    timed = bench.measure(jobs)
-    for name, target in (
-        ("log source", 2.0),
-        ("wire source", 1.0),
-        ("wire source, pulls of 32", None),
-    ):
-        yield _beside(f"scan, {name}", timed[name], timed.get("Kafka source"), target)
-    for name in ("Kafka source", "Kafka source, defaults"):
-        if name in timed:
-            yield _of_kafka(f"scan, {name}", timed[name])
+    frames: dict[str, Callable[[], DataFrame]] = {
+        "log source": sources.log,
+        "wire source": sources.wire,
+        "wire source, pulls of 32": lambda: sources.wire(pullSize="32"),
+    }
+    peers: dict[str, Callable[[], DataFrame]] = {
+        "Kafka source, headers": lambda: sources.from_kafka(headers=True),
+        "Kafka source, headers, defaults": lambda: sources.from_kafka(headers=True, is_tuned=False),
+    }
+    targets = {"log source": 2.0, "wire source": 1.0}
+    yield from _scan("all columns", bench, sources, count, frames, peers, targets)
+    frames = {
+        "log source": lambda: sources.log(columns=LIKE_KAFKA),
+        "wire source": lambda: sources.wire(columns=LIKE_KAFKA),
+    }
+    peers = {"Kafka source, no headers": sources.from_kafka}
+    yield from _scan("no map", bench, sources, count, frames, peers, {})
+
+
+def _scan(
+    case: str,
+    bench: Bench,
+    sources: Sources,
+    count: int,
+    frames: dict[str, Callable[[], "DataFrame"]],
+    peers: dict[str, Callable[[], "DataFrame"]],
+    targets: dict[str, float],
+) -> Iterator[Figure]:
+    """Beside the first of the peers."""
+    every = {**frames, **(peers if sources.kafka else {})}
+    timed = bench.measure([Job(name, frame, count, count) for name, frame in every.items()])
+    peer = timed.get(next(iter(peers)))
+    for name in frames:
+        yield _beside(f"scan, {case}, {name}", timed[name], peer, targets.get(name))
+    for name in peers.keys() & timed.keys():
+        yield _of_kafka(f"scan, {name}", timed[name])
 
 
 def one_percent(bench: Bench, sources: Sources, count: int) -> Iterator[Figure]:
@@ -655,9 +698,14 @@ def session(jars: Sequence[Path]) -> Iterator["SparkSession"]:
 
 
 def fill_kafka(spark: "SparkSession", address: str, rows: Path) -> None:
-    writer = spark.read.parquet(str(rows)).write.format("kafka").option("topic", TOPIC)
-    writer = writer.option("kafka.bootstrap.servers", address)
-    writer.option("kafka.batch.size", str(2**18)).option("kafka.linger.ms", "5").save()
+    frame = spark.read.parquet(str(rows))
+    for topic, columns in (
+        (TOPIC, ["key", "value", "partition"]),
+        (WITH_HEADERS, ["key", "body AS value", "headers", "partition"]),
+    ):
+        writer = frame.selectExpr(*columns).write.format("kafka").option("topic", topic)
+        writer = writer.option("kafka.bootstrap.servers", address)
+        writer.option("kafka.batch.size", str(2**18)).option("kafka.linger.ms", "5").save()
 
 
 # The report

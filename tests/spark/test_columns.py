@@ -234,6 +234,15 @@ def test_a_typed_column_is_compared_by_value_and_null_is_missing(spark: SparkSes
             assert [row[n + len(outcomes)] for row in found] == [o == 1 for o in expected], text
 
 
+def test_a_decimal_is_a_number_and_a_type_no_property_has_is_refused(spark: SparkSession) -> None:
+    df = spark.sql("SELECT CAST(99.5 AS DECIMAL(10, 2)) AS price, current_date() AS day")
+    asked = ("price > 99", "price > 100", "price IS NULL")
+    found = df.select(*(sql92(text, properties=df) for text in asked)).collect()
+    assert tuple(found[0]) == (True, False, False)
+    with pytest.raises(ConfigError, match="column day is date: no property has such a type"):
+        sql92("day IS NULL", properties=df)
+
+
 def test_tags_match_the_text_exactly(spark: SparkSession) -> None:
     values = ["a", "b", "Aa", "BB", "*", "", " ", "a||b", None]
     df = spark.createDataFrame(pa.table({"tags": pa.array(values, pa.string())}))
@@ -250,6 +259,8 @@ def test_bad_text_is_refused_with_its_column_before_spark_sees_it() -> None:
         sql92_outcome("a CONTAINS b", dialect=Dialect.V5_1_3)
     with pytest.raises(FilterSyntaxError):
         tags("||")
+    with pytest.raises(ValueError, match=r"'5.3' is no dialect: there are 4.9, 5.1.3"):
+        sql92("a = 1", dialect="5.3")
     with pytest.raises(ConfigError, match="'decimal' is no type"):
         typed("price", "decimal")
 

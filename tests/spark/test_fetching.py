@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tamis.client import Message, blocking
-from tamis.errors import DataLoss, GroupNotFound, TopicNotFound, Unreachable
+from tamis.errors import DataLoss, GroupNotFound, ResponseError, TopicNotFound, Unreachable
 from tamis.spark import fetching
 from tamis.spark.fetching import (
     arrow_schema,
@@ -238,6 +238,38 @@ def test_another_address_is_tried_and_none_is_said_so(
     assert len(offsets(fetch_wire(part, PLAIN))) == COUNT
     with pytest.raises(Unreachable, match=f"the broker at {dead} can't be reached"):
         offsets(fetch_wire(replace(part, addresses=(dead,)), replace(PLAIN, retries=1)))
+
+
+@pytest.mark.parametrize("wanted", [{}, {"sql": "n >= 0"}], ids=str)
+def test_what_a_slave_has_not_got_yet_is_not_lost(
+    cluster: LocalCluster, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker with less of the topic, asked while the first does not answer."""
+    monkeypatch.setattr(fetching, "_PAUSE", 0.001)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = f"127.0.0.1:{closed.getsockname()[1]}"
+    with LocalCluster(log_file_size=2**22) as behind:
+        with blocking.Admin(behind.nameserver) as admin:
+            admin.create_topic(TOPIC, queues=1)
+        with blocking.Producer(behind.nameserver) as producer:
+            producer.send_batch([message(number) for number in range(300)])
+        fetch = replace(PLAIN, retries=3, fail_on_data_loss=False, **wanted)
+        part = replace(wire(cluster), addresses=(dead, behind.broker))
+        with pytest.raises(Unreachable, match=r"is behind|refused"):
+            offsets(fetch_wire(part, fetch))
+        whole = replace(part, addresses=(dead, behind.broker, cluster.broker))
+        assert offsets(fetch_wire(whole, fetch)) == [*range(COUNT)]
+
+
+def test_a_broker_that_must_filter_and_can_not_is_said_so() -> None:
+    with LocalCluster(sql_filters=False) as cluster:
+        with blocking.Admin(cluster.nameserver) as admin:
+            admin.create_topic(TOPIC, queues=1)
+        with blocking.Producer(cluster.nameserver) as producer:
+            producer.send(message(1))
+        fetch = replace(PLAIN, sql="n > 0", or_reader=False)
+        with pytest.raises(ResponseError, match=r"orders/broker-a/0 can't be read: .*filter"):
+            offsets(fetch_wire(wire(cluster, 0, 2), fetch))
 
 
 def test_a_broker_without_sql_leaves_it_to_the_reader(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Positions, shares and cuts: arithmetic on offsets."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tamis.errors import ConfigError
 from tamis.spark.offsets import Positions, Range, cut, pack, share
 from tamis.wire.bodies import MessageQueue
 
@@ -18,10 +20,18 @@ ranges = st.dictionaries(
 ).map(lambda found: [Range(queue, at, at + size) for queue, (at, size) in sorted(found.items())])
 
 
-@given(offsets, st.integers(0, 2**60))
-def test_positions_come_back_from_json(found: dict[MessageQueue, int], scanned: int) -> None:
-    positions = Positions(found, scanned)
+@given(offsets, st.integers(0, 2**60), st.none() | offsets)
+def test_positions_come_back_from_json(
+    found: dict[MessageQueue, int], scanned: int, begun: dict[MessageQueue, int] | None
+) -> None:
+    positions = Positions(found, scanned, begun)
     assert Positions.from_json(positions.to_json()) == positions
+
+
+def test_what_is_no_position_is_said_so_in_a_line() -> None:
+    for wrong in ({"t": 5}, {"t": {"b": {"x": 1}}}, {"logOffset": 3}):
+        with pytest.raises(ConfigError, match="the checkpoint is damaged, or of another source"):
+            Positions.from_json(wrong)
 
 
 @given(ranges, st.integers(1, 50_000))
@@ -29,7 +39,24 @@ def test_a_trigger_takes_as_many_as_it_may_and_no_more(found: list[Range], most:
     ends = share(found, most)
     taken = sum(ends[one.queue] - one.start for one in found)
     assert taken == min(most, sum(one.size for one in found))
-    assert all(one.start <= ends[one.queue] <= one.end for one in found)
+    least = 1 if most >= len(found) else 0  # no queue is starved by another
+    assert all(one.start + least <= ends[one.queue] <= one.end for one in found)
+
+
+@given(ranges.filter(bool), st.data())
+def test_queues_take_turns_where_there_is_not_one_message_for_each(
+    found: list[Range], data: st.DataObject
+) -> None:
+    most = data.draw(st.integers(1, len(found)))
+    left = {one.queue: one for one in found}
+    for _ in range(len(found)):
+        at = {one.queue: one.start for one in left.values()}
+        for queue, end in share(left.values(), most).items():
+            left[queue] = left[queue]._replace(start=end)
+        if any(one.size == 0 for one in left.values()) or len(left) < most:
+            return
+        assert sum(one.start - at[queue] for queue, one in left.items()) == most
+    assert all(one.start > first.start for one, first in zip(left.values(), found, strict=True))
 
 
 @given(ranges, st.none() | st.integers(1, 40), st.none() | st.integers(1, 5_000))
@@ -64,3 +91,5 @@ def test_what_lies_between_positions_is_what_both_know() -> None:
     here = Positions({a: 5, b: 7}, scanned=10)
     assert here.ranges({a: 9, b: 7, c: 4}) == [Range(a, 5, 9)]
     assert here.moved({a: 9, b: 7, c: 4}).scanned == 14
+    assert here.moved({a: 9}).begun is None
+    assert Positions({a: 5}).moved({a: 9}).begun == {a: 5}

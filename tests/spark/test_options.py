@@ -1,5 +1,6 @@
 """Options: what is taken, and the one line that refuses the rest."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,10 @@ def test_an_option_is_read(option: str, text: str, attribute: str, value: Any) -
         ({**WIRE, "columns": "topic,bodi"}, "did you mean body?"),
         ({**WIRE, "properties": "price:decimal"}, "the types are string, int, long"),
         ({**WIRE, "properties": "topic"}, "name of a column"),
+        ({**WIRE, "properties": "TAGS"}, "name of a column"),
+        ({**WIRE, "properties": "a,A"}, "no name twice"),
+        ({**WIRE, "startingTimestamp": "--5"}, "'--5' is no time"),
+        ({"nameserver": "n:1", "path": " , "}, "load(','): it names no topic"),
         ({**WIRE, "tags": "A", "sql": "a = 1"}, "exclude each other"),
         ({**WIRE, "sql": "a ="}, "column 4"),
         ({**WIRE, "tags": "||"}, "separators with no tag"),
@@ -88,7 +93,15 @@ def test_a_store_needs_a_directory_and_has_no_name_server() -> None:
             Options.parse(options, of_log=True)
 
 
+def test_a_store_is_found_from_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for said in ("store", "file:store", f"file://{tmp_path}/store", f"{tmp_path}/store"):
+        assert Options.parse({"path": said}, of_log=True).root == f"{tmp_path}/store"
+
+
 def test_what_is_for_streams_is_refused_in_batches_and_the_other_way_round() -> None:
+    with pytest.raises(ConfigError, match="starts at the latest"):
+        Options.parse({**WIRE, "startingOffsets": "latest"}, of_log=False).for_batch()
     with pytest.raises(ConfigError, match="maxOffsetsPerTrigger is for streams"):
         Options.parse({**WIRE, "maxOffsetsPerTrigger": "5"}, of_log=False).for_batch()
     with pytest.raises(ConfigError, match="a stream has no end"):

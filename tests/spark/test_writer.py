@@ -134,18 +134,20 @@ def test_what_was_read_can_be_written_and_has_its_origin_as_a_key(
     shared |= {"properties": {**properties, "region": "eu"}, "message_id": "OLD"}
     rows = [
         {**shared, "offset": offset, "body": body}
-        for offset, body in [(5, b"x"), (6, b"first half"), (6, b"second half")]
+        for offset, body in [(5, b"x"), (6, b"first half"), (6, b"second half"), (None, b"new")]
     ]
     df = spark.createDataFrame(
         [tuple(one.get(name) for name in DEFAULT) for one in rows], row_type(DEFAULT)
     )
     save(df.coalesce(1), local_cluster, "copy")
-    found = received(local_cluster, "copy", 3)
-    assert [(one.body, one.keys) for one in found] == [
-        (b"x", ("k", "orders/b/9/5")),
-        (b"first half", ("k", "orders/b/9/6")),
-        (b"second half", ("k", "orders/b/9/6/1")),
+    found = received(local_cluster, "copy", 4)
+    assert [(one.body, one.keys) for one in found][:3] == [
+        (b"x", ("k", "orders/b/9/5/OLD")),
+        (b"first half", ("k", "orders/b/9/6/OLD")),
+        (b"second half", ("k", "orders/b/9/6/OLD/1")),
     ]
+    assert found[3].body == b"new"  # it was not read from a queue
+    assert found[3].keys[1].endswith("-0-3")
     for one in found:
         assert (one.tags, own(one), one.message_id != "OLD") == ("t", {"region": "eu"}, True)
         assert "DELAY" not in one.properties
@@ -231,6 +233,7 @@ def test_a_micro_batch_tried_again_gives_rows_the_same_keys(
             spark.readStream.schema("body STRING")
             .text(str(source))
             .writeStream.format("rocketmq")
+            .queryName("named")  # comes to the sink as an option
             .option("nameserver", local_cluster.nameserver)
             .option("topic", "stream")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -321,6 +324,7 @@ def test_a_topic_that_can_t_be_written_to_is_said_before_the_job() -> None:
         ({"topic": "a b"}, "can't be the name of a topic"),
         ({"properties": [("a\x02b", "c")]}, "separate properties"),
         ({"queue_id": 77}, "topic rows has no queue 77 to write to"),
+        ({"row_key": "a b"}, "row 4: row_key: 'a b' is empty or has blanks"),
     ],
 )
 def test_a_row_that_is_no_message_fails_the_task_in_a_line(
@@ -333,9 +337,11 @@ def test_a_row_that_is_no_message_fails_the_task_in_a_line(
             "keys": pa.list_(pa.string()),
             "properties": pa.map_(pa.string(), pa.string()),
             "queue_id": pa.int32(),
+            "row_key": pa.string(),
         }
     )
     good = {"topic": "rows", "body": "fine", "keys": [], "properties": [], "queue_id": None}
+    good |= {"row_key": None}
     given = {"nameserver": local_cluster.nameserver, "maxMessageSize": "100"}
     writer = BatchWriter(WriteOptions.parse(given))
     tables = [

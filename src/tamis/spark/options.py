@@ -131,8 +131,7 @@ class Options:
         for attribute, name in _STREAM_ONLY.items():
             if attribute in self.given:
                 raise ConfigError(f"option {name} is for streams: a batch has no triggers")
-        places = self.start.values() if isinstance(self.start, Mapping) else [self.start]
-        if LATEST in places:
+        if self.start == LATEST:
             raise ConfigError(
                 "option startingOffsets: a batch that starts at the latest has nothing to read"
             )

@@ -3,6 +3,7 @@ where to where, asked on the driver; the reading itself is `fetching`'s, on exec
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -186,8 +187,10 @@ class Brokers:
         routes = self._session.routes
         known = routes.known(one.queue.topic)
         if known is None:  # a batch that was planned before this process was
-            known = self._run(lambda: routes.get(one.queue.topic))
-        brokers = [data for data in known.brokers if data.broker_name == one.queue.broker_name]
+            with contextlib.suppress(TopicNotFound):
+                known = self._run(lambda: routes.get(one.queue.topic))
+        every = known.brokers if known is not None else []
+        brokers = [data for data in every if data.broker_name == one.queue.broker_name]
         addresses = [at for data in brokers for _, at in sorted(data.addresses.items())]
         if not addresses:
             why = "the name server does not know it: is it running?"

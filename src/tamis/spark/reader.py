@@ -12,6 +12,7 @@ from ..errors import ConfigError, DataLoss
 from ..filter.tags import ALL
 from ..wire.bodies import MessageQueue
 from . import offsets, pushdown
+from ._worker import settle
 from .offsets import Bounds, Range
 from .options import EARLIEST, LATEST, Options
 from .origins import Origin, open_origin, placed
@@ -97,6 +98,7 @@ def rows_of(partition: ds.InputPartition, fetch: Fetch) -> Iterator[pa.RecordBat
             yield from fetch_wire(part, fetch)
         else:
             yield from fetch_log(part, fetch)
+    settle()
 
 
 class BatchReader(ds.DataSourceReader):

@@ -119,7 +119,8 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_trigger = time.monotonic()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         ends.update(offsets.share(wanted, most))
-        return here.moved(ends).to_json()
+        # to Spark anything but the same is news
+        return start if ends == here.offsets else here.moved(ends).to_json()
 
     def _waits(self, wanted: Sequence[Range], limit: ReadLimit) -> bool:
         """For more, as Kafka's does: not at first, nor longer than it may, nor if all is asked."""

@@ -62,6 +62,7 @@ from ..message import RESERVED, PropertyName
 from ..net.aio import loop_factory
 from ..wire import properties as property_block
 from ..wire.codes import ResponseCode
+from ._worker import settle
 from .write_options import WriteOptions, check_columns
 
 __all__ = ["BatchWriter", "StreamWriter", "Written", "batch_writer", "stream_writer"]
@@ -133,7 +134,9 @@ def _write(iterator: Iterator[pa.RecordBatch], options: WriteOptions, job: str) 
     task = TaskContext.get()
     partition = task.partitionId() if task is not None else 0
     try:
-        return _run(_send_all(iterator, options, f"{job}-{partition}-"))
+        written = _run(_send_all(iterator, options, f"{job}-{partition}-"))
+        settle()
+        return written
     except InvalidMessage as error:
         raise InvalidMessage(f"partition {partition}, {error}") from None
     except Error as error:
