@@ -3,10 +3,13 @@
 import json
 import re
 import tarfile
+import time
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
@@ -18,6 +21,7 @@ from tamis.filter.engines.closures import compile_closure, evaluate
 from tamis.pipeline import backtest, plot
 from tamis.pipeline.backtest import Backtest, Bucket, Counts, Message
 from tamis.pipeline.config import Filter
+from tamis.pipeline.runner import Report
 from tamis.spark.schema import row_type
 
 STORES = Path(__file__).parent.parent / "golden" / "stores"
@@ -191,13 +195,44 @@ def test_the_command_reads_a_store_and_says_what_it_found(
     with tarfile.open(STORES / "clean.tar.gz") as stored:
         stored.extractall(tmp_path, filter="data")
     store = next(tmp_path.rglob("commitlog")).parent
-    picture = tmp_path / "a.html"
-    asked = ["a IS NOT NULL", "--against", "a IS NULL", "--store", str(store), "--json"]
-    done = CliRunner().invoke(tamis, ["filter", "backtest", *asked, "--plot", str(picture)])
+    picture, summary = tmp_path / "a.html", tmp_path / "a.json"
+    asked = ["a IS NOT NULL", "--against", "a IS NULL", "--store", str(store)]
+    asked += ["--plot", str(picture), "--summary", str(summary)]
+    asked += ["--conf", "spark.sql.shuffle.partitions=2"]
+    done = CliRunner().invoke(tamis, ["filter", "backtest", *asked])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+    told = json.loads(summary.read_text())
     assert told["messages"] == told["totals"]["gained"] + told["totals"]["lost"] > 0
+    assert f"{told['messages']:,} messages of store {store}" in done.stdout
+    assert done.stdout.endswith(f"summary: {summary}\nplot: {picture}\n")
     assert picture.is_file()
+
+
+def test_while_it_runs_it_tells_how_much_was_read(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    seen, deadline = tmp_path / "seen", time.time() + 60
+
+    class Telling(Report):
+        def update(self, messages: int, lag: int | None = None, *, force: bool = False) -> None:
+            told.append(messages)
+            if messages:
+                seen.touch()
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The second half, until the first was told of."""
+        for batch in batches:
+            while batch["id"][0].as_py() >= 50 and not seen.exists() and time.time() < deadline:
+                time.sleep(0.05)
+            yield batch
+
+    monkeypatch.setattr(backtest, "_LOOK", 0.05)
+    rows = spark.range(0, 100, numPartitions=2)
+    with backtest._told(spark, Telling(None)):
+        assert rows.mapInArrow(wait, rows.schema).count() == 100
+    assert told == sorted(told)
+    assert 50 in told
 
 
 @pytest.mark.parametrize(
@@ -210,11 +245,20 @@ def test_the_command_reads_a_store_and_says_what_it_found(
         (["--store", "a", "--buckets", "5"], "'5' is no duration"),
         (["--store", "a", "--plot", "a.pdf"], "a plot ends in .png or .html"),
         (["--archive", "nowhere"], "nowhere is no archive"),
+        (["--archive", "kept", "--topic", "Typo"], "archive kept has no topic Typo: it has A, B"),
+        (["--store", "a", "--summary", "none/a.json"], "there is no directory"),
+        (["--store", "a", "--summary", "kept"], "kept is a directory: name a file"),
+        (["--store", "a", "--conf", "spark"], "'spark' is not NAME=VALUE"),
     ],
 )
 def test_what_the_command_can_not_do_it_says_before_spark_starts(
-    arguments: list[str], why: str
+    arguments: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for topic in ("A", "B"):
+        (tmp_path / "kept" / f"topic={topic}").mkdir(parents=True)
+    described = {"version": 1, "format": "parquet", "properties": []}
+    (tmp_path / "kept" / "_archive.json").write_text(json.dumps(described))
     done = CliRunner().invoke(tamis, ["filter", "backtest", "a = 1", *arguments])
     assert done.exit_code == 2
     assert why in done.output

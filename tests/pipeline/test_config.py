@@ -6,7 +6,7 @@ import pytest
 
 from tamis.errors import ConfigError
 from tamis.pipeline import load
-from tamis.pipeline.config import ALL, DEFAULT_COLUMNS
+from tamis.pipeline.config import ALL, DEFAULT_COLUMNS, FILE_FORMATS
 
 SOURCE = '[source]\nnameserver = "127.0.0.1:9876"\ntopic = "orders"\n'
 SINK = 'sink = { format = "parquet", path = "out" }'
@@ -52,6 +52,24 @@ def test_a_route_has_its_defaults_and_paths_beside_the_file(tmp_path: Path) -> N
     assert config.unmatched is not None
     for one in config.subscriptions:
         assert type(one).from_dict(one.to_dict()) == one
+
+
+def test_formats_are_spark_s_names_in_any_case(tmp_path: Path) -> None:
+    sinks = {
+        "paid": '{ format = "Parquet", path = "out" }',
+        "texts": '{ format = "TEXT", path = "texts", columns = ["keys"] }',
+        "shown": '{ format = "console", options = { numRows = 3 } }',
+        "table": '{ format = "Delta", table = "orders" }',
+        "base": '{ format = "jdbc", options = { url = "jdbc:x", dbtable = "orders" } }',
+        "own": '{ format = "org.Example", path = "own" }',
+    }
+    tables = [
+        f'[[subscription]]\ngroup = "{g}"\ntags = "*"\nsink = {s}\n' for g, s in sinks.items()
+    ]
+    found = [one.sink for one in load(write(tmp_path, SOURCE + "".join(tables))).subscriptions]
+    formats = ["parquet", "text", "console", "delta", "jdbc", "org.Example"]
+    assert [one.format for one in found] == formats
+    assert [one.format in FILE_FORMATS for one in found] == [True, True, *[False] * 4]
 
 
 def test_the_other_jobs_have_tables_of_their_own(tmp_path: Path) -> None:
@@ -107,10 +125,33 @@ WRONG = {
     SOURCE + PAID.replace('tags = "PAID"', 'code = "a.py:A"'): "code: there is no file",
     f"{SOURCE}{PAID.replace('path', 'paht')}": "sink: format parquet needs a path",
     f"{SOURCE}{PAID.replace('parquet', 'csv')}": "csv has no room for properties and body",
-    f"{SOURCE}{PAID.replace('parquet', 'rocketmq')}": "format rocketmq needs a topic",
+    f"{SOURCE}{PAID.replace('parquet', 'rocketmq')}": "path is not for format rocketmq, which",
     SOURCE + PAID.replace(" }", ', columns = ["ofset"] }'): "no ofset; did you mean offset?",
     SOURCE + PAID.replace(" }", ", mode = 1 }"): "sink: mode: there is no such setting",
     f"{SOURCE}{PAID.replace('sink', 'snk')}": "subscription paid: has no sink",
+}
+WRONG_SINKS = {
+    'format = "rocketmq"': "format rocketmq needs a topic",
+    'format = "rocketmq", topic = "a", columns = ["body"]': "columns is not for format rocketmq",
+    'format = "rocketmq", topic = "a", options = { path = "b" }': "path is what the sink says",
+    'format = "Text", path = "a"': "text takes one column, of text",
+    'format = "text", path = "a", columns = "offset"': "text takes one column, of text",
+    'format = "console", path = "a"': "path is not for format console",
+    'format = "console", options = { numRows = "x" }': "numRows = x: it takes a whole number",
+    'format = "console", options = { rows = 1 }': "console has no rows: it takes numRows",
+    'format = "parquet", path = "a", table = "b"': "table is not for format parquet",
+    'format = "orc", path = "a", nameserver = "h:1"': "nameserver is not for format orc",
+    'format = "delta"': "format delta needs a path or a table",
+    'format = "delta", path = "a", table = "b"': "has both path and table: give it one of them",
+}
+WRONG |= {
+    f'{SOURCE}[[subscription]]\ngroup = "paid"\ntags = "PAID"\nsink = {{ {sink} }}': said
+    for sink, said in WRONG_SINKS.items()
+}
+WRONG |= {
+    '[source]\narchive = "a"\n'
+    + PAID.replace(" }", ', columns = "property_string" }'): "no property_s",
+    f'{SOURCE}[run]\njob = "archive"\n[archive]\npath = "a"\nformat = "text"': "one column only",
 }
 
 

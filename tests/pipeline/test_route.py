@@ -1,5 +1,7 @@
 """Route: one pass, every group's messages to its sink, through crashes and changes of the file."""
 
+import io
+import itertools
 import json
 import os
 import shutil
@@ -17,12 +19,15 @@ from pyspark.sql import SparkSession
 from sparkling import SETTINGS, create_topic, send_all
 
 from tamis.cli.main import main
+from tamis.client import blocking
+from tamis.errors import ConfigError
 from tamis.message import Message
 from tamis.pipeline import load, route
-from tamis.pipeline.runner import Stop
+from tamis.pipeline.runner import JobFailed, Report, Stop
 from tamis.testing import LocalCluster
 
 PATIENCE = 300.0
+NUMBERS = itertools.count()  # of topics
 
 # Of each of these 10 messages there are as many as asked for.
 ORDERS = (
@@ -97,11 +102,28 @@ class Pipeline(NamedTuple):
             """
         self.file.write_text("\n".join(line.strip() for line in text.splitlines()))
 
-    def run(self, stop: Stop | None = None) -> route.RouteSummary:
+    def describe(self, rest: str, of_source: str = "") -> None:
+        """A file of other groups."""
+        source = f'nameserver = "{self.cluster.nameserver}"\ntopic = "{self.topic}"'
+        self.file.write_text(f"[source]\n{source}\n{of_source}\n{rest}")
+
+    def run(
+        self,
+        stop: Stop | None = None,
+        *,
+        dry_run: bool = False,
+        report: Report | None = None,
+        out: Callable[[str], None] = print,
+    ) -> route.RouteSummary:
         config = load(self.file)
         route.check(config)
         assert self.spark is not None
-        return route.run(self.spark, config, stop=stop)
+        return route.run(self.spark, config, stop=stop, dry_run=dry_run, report=report, out=out)
+
+    def undo(self, batch: int) -> None:
+        """As after a crash between the sinks and Spark's record of the batch."""
+        for name in (str(batch), f".{batch}.crc"):
+            Path(load(self.file).checkpoint, "spark", "commits", name).unlink(missing_ok=True)
 
     def got(self, group: str) -> list[int]:
         """Keys in the group's sink."""
@@ -115,9 +137,13 @@ class Pipeline(NamedTuple):
 def pipeline(
     spark: SparkSession, local_cluster: LocalCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Pipeline:
-    topic = request.node.name[:60]
+    topic = f"{request.node.originalname[:60]}-{next(NUMBERS)}"
     create_topic(local_cluster, topic, queues=2)
     return Pipeline(spark, local_cluster, topic, tmp_path)
+
+
+def subscription(group: str, tags: str, sink: str) -> str:
+    return f'[[subscription]]\ngroup = "{group}"\ntags = "{tags}"\nsink = {{ {sink} }}\n'
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +155,13 @@ def empty_topic(local_cluster: LocalCluster) -> str:
 def test_one_pass_serves_every_group_and_a_changed_file_applies_from_an_offset_on(
     pipeline: Pipeline,
 ) -> None:
+    assert pipeline.spark is not None
+    limit = "spark.sql.codegen.hugeMethodLimit"
+    before = pipeline.spark.conf.get(limit)
     send(pipeline.cluster, pipeline.topic, 4)
     pipeline.write()
     summary = pipeline.run()
+    assert pipeline.spark.conf.get(limit) == before  # the session may be another's
     first = range(40)
     assert summary.status == "done"
     assert (summary.messages, summary.batches) == (40, 2)
@@ -171,10 +201,7 @@ def test_a_batch_done_twice_is_written_once(pipeline: Pipeline) -> None:
     send(pipeline.cluster, pipeline.topic, 2)
     pipeline.write()
     assert pipeline.run().messages == 20
-    # As after a crash between the sinks and Spark's record of the batch; one sink was not reached.
-    commits = pipeline.folder / ".tamis" / "orders" / "spark" / "commits"
-    for file in (commits / "0", commits / ".0.crc"):
-        file.unlink(missing_ok=True)
+    pipeline.undo(0)  # and one sink was not reached
     shutil.rmtree(pipeline.folder / "paid" / "batch=0")
     pipeline.write(eu_big="sql = \"region = 'us'\"")  # not for that batch
     summary = pipeline.run()
@@ -183,6 +210,158 @@ def test_a_batch_done_twice_is_written_once(pipeline: Pipeline) -> None:
     assert pipeline.got("paid") == wanted("01278", range(20))
     assert pipeline.got("rest") == wanted("3569", range(20))
     assert {one.group: one.total for one in summary.groups}["paid"] == 10
+
+    # Killed again, after another change: what was before that counts no more.
+    shutil.rmtree(pipeline.folder / "paid")
+    pipeline.write()
+    text = pipeline.file.read_text().replace('"parquet", path = "paid"', '"json", path = "paid"')
+    pipeline.file.write_text(text)
+    send(pipeline.cluster, pipeline.topic, 1, first=20)
+    assert pipeline.run().batches == 1
+    pipeline.undo(1)
+    summary = pipeline.run(dry_run=True)
+    queues = [f"{pipeline.topic}/broker-a/{number} at 10" for number in (0, 1)]
+    assert f"would begin at {', '.join(queues)}" in summary.notes
+    summary = pipeline.run()
+    assert "batch 1 was begun by an earlier run and is done again" in summary.notes
+    assert {one.group: one.sink.split()[0] for one in summary.groups}["paid"] == "json"
+    rows = [file.read_text() for file in pipeline.folder.glob("paid/batch=*/part-*")]
+    assert len("".join(rows).splitlines()) == 5
+
+
+@pytest.fixture
+def elsewhere(spark: SparkSession) -> Iterator[None]:
+    """A default file system that is not this machine's: here, one that is not there at all."""
+    conf = spark._jsc.hadoopConfiguration()
+    before = conf.get("fs.defaultFS")
+    conf.set("fs.defaultFS", "nowhere:///")
+    yield
+    conf.set("fs.defaultFS", before)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.usefixtures("elsewhere")
+def test_a_kill_after_the_last_rename_and_paths_of_any_kind_do_no_harm(
+    pipeline: Pipeline, tmp_path: Path, scheme: str
+) -> None:
+    send(pipeline.cluster, pipeline.topic, 2)
+    at = f"{scheme}{tmp_path}/my files"
+    sinks = {
+        group: f'format = "Text", path = "{at}/{group}", columns = ["keys"]'
+        for group in ("paid", "rest")
+    }
+    pipeline.describe(
+        f'[run]\ncheckpoint = "{at}/checkpoint"\n'
+        + subscription("paid", "PAID || REFUND", sinks["paid"])
+        + f"[unmatched]\nsink = {{ {sinks['rest']} }}"
+    )
+    for counts in (20, 10, 10), (20, 10, 10), (0, 0, 10):
+        summary = pipeline.run()
+        [paid] = summary.groups
+        assert summary.status == "done"
+        assert (summary.messages, paid.matched, paid.total) == counts
+        assert paid.promise == "exactly once"
+        if summary.messages and not summary.notes:
+            for file in (tmp_path / "my files/checkpoint/spark/commits").iterdir():
+                file.unlink()
+    for group, digits in ("paid", "01278"), ("rest", "34569"):
+        files = (tmp_path / "my files").glob(f"{group}/batch=*/part-*")
+        rows = "".join(file.read_text() for file in files).split()
+        assert sorted(map(int, rows)) == wanted(digits, range(20))
+
+
+def test_a_first_run_that_could_not_claim_all_sinks_can_be_run_again(pipeline: Pipeline) -> None:
+    send(pipeline.cluster, pipeline.topic, 1)
+    pipeline.write()
+    in_the_way = pipeline.folder / "paid" / "._tamis.json.new"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="paid: it can't be written to: Is a directory"):
+        pipeline.run()
+    in_the_way.rmdir()
+    assert pipeline.run().messages == 10
+    assert pipeline.got("eu-big") == [0, 4]
+
+
+class Watching(Report):
+    """Keeps what it is told, each time it could be."""
+
+    def __init__(self, then: Callable[[int], None]) -> None:
+        super().__init__(io.StringIO(), now=itertools.count(0.0, 10.0).__next__)
+        self.told: list[tuple[int, int | None]] = []
+        self._then = then
+
+    def update(self, messages: int, lag: int | None = None, *, force: bool = False) -> None:
+        self.told.append((messages, lag))
+        self._then(messages)
+
+
+WAITING = """
+import pathlib, time
+class Waiting:
+    def match(self, message):
+        deadline = time.monotonic() + {patience}
+        while message.keys[0] == "3" and not pathlib.Path({go!r}).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return True
+"""
+
+
+def test_progress_is_told_within_a_batch_and_what_is_left_from_the_beginning(
+    pipeline: Pipeline,
+) -> None:
+    go = pipeline.folder / "go"
+    send(pipeline.cluster, pipeline.topic, 2)
+    code = WAITING.format(go=str(go), patience=PATIENCE)
+    (pipeline.folder / "waiting.py").write_text(code)
+    pipeline.describe(
+        '[[subscription]]\ngroup = "all"\ncode = "waiting.py:Waiting"\n'
+        'sink = { format = "json", path = "all" }',
+        of_source="options = { minPartitions = 2 }",
+    )
+    report = Watching(lambda messages: go.touch() if messages == 10 else None)
+    assert pipeline.run(report=report).messages == 20
+    assert report.told[0] == (0, 20)
+    assert (10, 10) in report.told
+    assert report.told == sorted(report.told, key=lambda one: one[0])
+
+
+def test_a_failure_after_ctrl_c_is_told(pipeline: Pipeline) -> None:
+    send(pipeline.cluster, pipeline.topic, 1)
+    pipeline.describe(
+        subscription("shown", "*", 'format = "console", options = { numRows = 1 }')
+        + subscription("paid", "PAID", 'format = "parquet", path = "paid"')
+    )
+    stop = Stop()
+
+    def out(_: str) -> None:
+        stop.ask()
+        shutil.rmtree(pipeline.folder / "paid")
+        (pipeline.folder / "paid").touch()
+
+    with pytest.raises(JobFailed, match="paid") as caught:
+        pipeline.run(stop, out=out)
+    assert caught.value.summary is not None
+    assert caught.value.summary.status == "failed"
+
+
+def test_looking_does_not_move_a_group_at_the_broker(pipeline: Pipeline) -> None:
+    send(pipeline.cluster, pipeline.topic, 1)
+    pipeline.write()
+    text = pipeline.file.read_text().replace("[run]", 'options = { groupId = "lookers" }\n[run]')
+    pipeline.file.write_text(text)
+    offsets = {pipeline.topic: {"broker-a": {"0": 5, "1": 5}}, "": {"scanned": 10}}
+    for name, content in {
+        "state.json": filled(json.dumps(STATE), pipeline),
+        "spark/metadata": '{"id":"1"}',
+        "spark/offsets/0": OFFSETS + json.dumps(offsets),
+    }.items():
+        file = pipeline.folder / ".tamis" / "orders" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    route.check(load(pipeline.file))
+    with blocking.Admin(pipeline.cluster.nameserver) as admin:
+        assert "lookers" not in admin.groups()
 
 
 def test_a_run_that_is_stopped_goes_on_with_the_next(pipeline: Pipeline) -> None:
@@ -314,7 +493,7 @@ def tamis(
 STATE = {
     "version": 1,
     "run": "x",
-    "source": "nameserver {cluster}, topic {topic}",
+    "source": {"kind": "nameserver", "place": "{cluster}", "what": "topic {topic}"},
     "job": "route",
     "data": {},
 }
@@ -343,10 +522,54 @@ ERRORS = {
         2,
         "written by another run",
     ),
+    "dead sink": (
+        {},
+        ('"parquet", path = "paid"', '"rocketmq", topic = "x", nameserver = "127.0.0.1:1"'),
+        1,
+        "sink rocketmq x: ",
+    ),
+    "option of a sink": (
+        {},
+        ('"parquet", path = "paid"', '"rocketmq", topic = "x", options = { nope = 1 }'),
+        2,
+        "sink rocketmq x: there is no option nope",
+    ),
+    "summary in a file": (
+        {},
+        ("[run]", '[run]\nsummary = "strict.py/summary.json"'),
+        2,
+        "strict.py is no directory",
+    ),
+    "checkpoint in a file": (
+        {},
+        ("[run]", '[run]\ncheckpoint = "strict.py/x"'),
+        2,
+        "strict.py is no directory",
+    ),
+    "batches gone": (
+        {".tamis/orders/state.json": json.dumps({**STATE, "data": {"counted": 3}})},
+        ("", ""),
+        2,
+        "spark can't be used: batches that were done are missing",
+    ),
+    "old checkpoint": (
+        {
+            ".tamis/orders/state.json": json.dumps(STATE),
+            "paid/_tamis.json": '{"run": "x", "format": "parquet"}',
+            "paid/batch=5/part": "",
+        },
+        ("", ""),
+        2,
+        "paid has batch 5, its checkpoint comes to -1",
+    ),
     "no state": ({".tamis/orders/spark/metadata": "{}"}, ("", ""), 2, "state.json can't be used"),
     "bad state": ({".tamis/orders/state.json": "{"}, ("", ""), 2, "state.json can't be used"),
     "another topic": (
-        {".tamis/orders/state.json": json.dumps({**STATE, "source": "store a, topic b"})},
+        {
+            ".tamis/orders/state.json": json.dumps(
+                {**STATE, "source": {"kind": "store", "place": "a", "what": "topic b"}}
+            )
+        },
         ("", ""),
         2,
         "is of store a, topic b, not of nameserver",
@@ -374,6 +597,11 @@ ERRORS = {
 }
 
 
+def filled(text: str, pipeline: Pipeline) -> str:
+    text = text.replace("{topic}", pipeline.topic)
+    return text.replace("{cluster}", pipeline.cluster.nameserver)
+
+
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_is_wrong_is_told_before_the_job_starts_and_nothing_is_written(
     local_cluster: LocalCluster,
@@ -385,16 +613,13 @@ def test_what_is_wrong_is_told_before_the_job_starts_and_nothing_is_written(
     pipeline = Pipeline(None, local_cluster, empty_topic, tmp_path)
     files, (old, new), code, said = ERRORS[name]
 
-    def filled(text: str) -> str:
-        text = text.replace("{topic}", pipeline.topic)
-        return text.replace("{cluster}", pipeline.cluster.nameserver)
-
     pipeline.write()
-    text = pipeline.file.read_text().replace(filled(old), new) if old else pipeline.file.read_text()
+    text = pipeline.file.read_text()
+    text = text.replace(filled(old, pipeline), new) if old else text
     pipeline.file.write_text(text)
     for path, content in files.items():
         (pipeline.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (pipeline.folder / path).write_text(filled(content))
+        (pipeline.folder / path).write_text(filled(content, pipeline))
     before = {path: path.stat().st_mtime_ns for path in pipeline.folder.rglob("*")}
     done = tamis(str(pipeline.file))
     assert (done.code, done.out) == (code, ""), done.err
@@ -412,10 +637,51 @@ def test_the_command_prints_a_summary_and_a_dry_run_writes_nothing(
     done = tamis(str(pipeline.file), "--dry-run")
     assert done.code == 0, done.err
     assert "all is well, nothing was done" in done.out
-    assert not list(pipeline.folder.glob("*/_tamis.json"))
+    assert sorted(path.name for path in pipeline.folder.iterdir()) == ["orders.toml", "strict.py"]
     done = tamis(str(pipeline.file), "--json")
     assert done.code == 0, done.err
     summary = json.loads(done.out)
     assert summary["messages"] == 10
     assert summary == json.loads((pipeline.folder / ".tamis/orders/summary.json").read_text())
     assert "paid" in done.err
+
+
+def test_what_only_spark_knows_of_a_sink_is_told_before_anything_is_written(
+    pipeline: Pipeline, tamis: Callable[..., Done]
+) -> None:
+    send(pipeline.cluster, pipeline.topic, 1)
+    for format in ("parqet", "avro"):
+        sinks = subscription("paid", "PAID", 'format = "json", path = "paid"')
+        pipeline.describe(sinks + subscription("x", "NEW", f'format = "{format}", path = "x"'))
+        for more in ([], ["--dry-run"]):
+            done = tamis(str(pipeline.file), *more)
+            assert (done.code, done.out) == (2, ""), done.err
+            assert f"sink of format {format}: this Spark has none of that name" in done.err
+            assert not (pipeline.folder / "paid").exists()
+
+
+def test_a_run_that_fails_prints_its_summary_and_writes_it(
+    pipeline: Pipeline, tamis: Callable[..., Done]
+) -> None:
+    send(pipeline.cluster, pipeline.topic, 1)
+    sink = 'format = "parquet", path = "paid", options = { compression = "nope" }'
+    pipeline.describe(subscription("paid", "PAID", sink))
+    done = tamis(str(pipeline.file))
+    assert (done.code, done.out) == (1, "")
+    assert f"{pipeline.file}: route failed: 0 messages of nameserver" in done.err
+    assert len([line for line in done.err.splitlines() if line.startswith("tamis: ")]) == 1
+    summary = json.loads((pipeline.folder / ".tamis/orders/summary.json").read_text())
+    assert (summary["status"], summary["messages"]) == ("failed", 0)
+
+
+def test_a_replay_is_not_continuous_and_spark_is_not_asked(
+    tmp_path: Path, tamis: Callable[..., Done]
+) -> None:
+    file = tmp_path / "replay.toml"
+    file.write_text(
+        '[source]\nstore = "store"\n[run]\njob = "replay"\n'
+        '[replay]\nsink = { format = "json", path = "out" }'
+    )
+    done = tamis(str(file), "--continuous")
+    assert (done.code, done.out) == (2, "")
+    assert "a replay has an end: it can't be continuous" in done.err

@@ -1,6 +1,7 @@
 """`tamis filter backtest`: what a filter would have matched, on Spark."""
 
 import json
+import sys
 
 import click
 from click.core import ParameterSource
@@ -9,6 +10,7 @@ from ..errors import ConfigError
 from ..filter import Dialect, parse
 from ..filter.tags import parse_tags
 from .options import nameserver_option, parse_time
+from .pipeline import parse_settings
 
 __all__ = ["backtest"]
 
@@ -35,7 +37,11 @@ __all__ = ["backtest"]
     "--samples", default=5, show_default=True, type=click.IntRange(0, 1000), help="Of each kind."
 )
 @click.option("--plot", metavar="FILE", help="A picture: FILE.png or FILE.html.")
+@click.option("--summary", metavar="FILE", help="The same as JSON, beside what is printed.")
 @click.option("--master", metavar="URL", help="Of the Spark cluster.  [default: local[*]]")
+@click.option(
+    "--conf", "pairs", multiple=True, metavar="NAME=VALUE", help="Of Spark. May be repeated."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
 @click.pass_context
 def backtest(
@@ -53,7 +59,9 @@ def backtest(
     buckets: str,
     samples: int,
     plot: str | None,
+    summary: str | None,
     master: str | None,
+    pairs: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """What EXPR would have matched, over time, and against another filter.
@@ -72,13 +80,15 @@ def backtest(
     if start != "earliest" and end != "latest" and int(start) >= int(end):
         raise click.UsageError(f"nothing is since {since} and before {until}")
 
+    settings = parse_settings(pairs)
     for text in (expression, against):
         if text is not None:
             parse_tags(text) if tags else parse(text, dialect)
 
     from ..pipeline import plot as plots
-    from ..pipeline.backtest import run_on
+    from ..pipeline.backtest import check_file, run_on
     from ..pipeline.config import Filter, Source
+    from ..pipeline.runner import Report
 
     source = Source(
         nameserver=None if store or archive else nameserver,
@@ -94,7 +104,18 @@ def backtest(
     try:
         if plot is not None:
             plots.check(plot)
-        found = run_on(source, new, old, bucket=buckets, samples=samples, master=master)
+        if summary is not None:
+            check_file(summary)
+        found = run_on(
+            source,
+            new,
+            old,
+            bucket=buckets,
+            samples=samples,
+            master=master,
+            config=settings,
+            report=Report(sys.stderr),
+        )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     except TimeoutError as error:
@@ -104,6 +125,9 @@ def backtest(
     else:
         for line in found.lines():
             click.echo(line)
+    if summary is not None:
+        found.write(summary)
+        click.echo(f"summary: {summary}", err=as_json)
     if plot is not None:
         if found.totals.messages:
             plots.write(found, plot)

@@ -5,6 +5,7 @@ A run that ends with what is there and is interrupted before that ends as Unix h
 one that goes on until it is stopped ends with 0.
 """
 
+import contextlib
 import importlib
 import json
 import sys
@@ -16,8 +17,9 @@ from ..errors import ConfigError, Error
 
 if TYPE_CHECKING:
     from ..pipeline.config import Config
+    from ..pipeline.summary import Summary
 
-__all__ = ["pipeline_group"]
+__all__ = ["parse_settings", "pipeline_group"]
 
 
 @click.group("pipeline")
@@ -54,7 +56,7 @@ def run(
     """
     from ..pipeline import load
 
-    settings = _settings(pairs)
+    settings = parse_settings(pairs)
     try:
         config = load(file)
         code = _run(config, continuous, master, settings, dry_run, as_json)
@@ -69,7 +71,8 @@ def run(
     context.exit(code)
 
 
-def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
+def parse_settings(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Of `--conf NAME=VALUE`. Raises click.BadParameter."""
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -88,10 +91,13 @@ def _run(
     as_json: bool,
 ) -> int:
     from ..pipeline.runner import JobFailed, Report, Stop, one_line, spark_session
+    from ..pipeline.summary import check_place
 
+    if continuous and config.job == "replay":
+        raise ConfigError(f"{config.file}: a replay has an end: it can't be continuous")
     job: Any = importlib.import_module(f"tamis.pipeline.{config.job}")
-    if hasattr(job, "check"):
-        job.check(config)
+    check_place(config.summary)
+    job.check(config)
     report = Report(sys.stderr)
     name = f"tamis {config.file.name}"
     with spark_session(name, master, settings) as spark, Stop(report.say) as stop:
@@ -107,16 +113,22 @@ def _run(
             )
         except JobFailed as error:
             if error.summary is not None:
-                error.summary.write(config.summary, spark)
+                _tell(error.summary, as_json, is_failed=True)
+                with contextlib.suppress(OSError):  # what failed first is what to tell
+                    error.summary.write(config.summary, spark)
             raise
         except (Error, OSError, TimeoutError):
             raise
         except Exception as error:  # of Spark's, at a place where none was expected
             raise JobFailed(one_line(error)) from error
+        _tell(summary, as_json)
         if not dry_run:
             summary.write(config.summary, spark)
-        for line in summary.lines():
-            click.echo(line, err=as_json)
-        if as_json:
-            click.echo(json.dumps(summary.to_dict(), ensure_ascii=False))
     return 128 + stop.signal if stop.asked and not continuous else 0
+
+
+def _tell(summary: "Summary", as_json: bool, *, is_failed: bool = False) -> None:
+    for line in summary.lines():
+        click.echo(line, err=as_json or is_failed)
+    if as_json:
+        click.echo(json.dumps(summary.to_dict(), ensure_ascii=False))

@@ -37,12 +37,22 @@ from ..spark.schema import COLUMNS, DEFAULT, TYPES, row_type
 from . import files, sources
 from .batches import Batches
 from .checkpoint import Checkpoint
-from .config import FILE_FORMATS, Archive, Config, Sink, is_local
-from .runner import Report, Stop
+from .config import FILE_FORMATS, Archive, Config, Sink, is_local, millis_of
+from .runner import JobFailed, Report, Stop
 from .sinks import Sinks
 from .summary import Summary
 
-__all__ = ["ArchiveSummary", "check", "describe", "read", "read_archive", "run", "text_of"]
+__all__ = [
+    "ArchiveSummary",
+    "check",
+    "check_topics",
+    "describe",
+    "list_files",
+    "read",
+    "read_archive",
+    "run",
+    "text_of",
+]
 
 # All a source has but the property string, which the map holds.
 ARCHIVED: Final = (
@@ -61,6 +71,8 @@ _OPTIONS: Final = {
     "orc": {"compression": "zstd"},
 }
 _BY_BATCH: Final = "1g"  # a stream takes so much of the archive at a time
+_RETRIES: Final = "%RETRY%"  # a topic's name begins so; its messages have the one they came from
+_FEW_TOPICS: Final = 10  # that are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,18 @@ def describe(path: str, spark: SparkSession | None = None) -> Description:
         raise ConfigError(f"{file} is damaged: {error}") from None
 
 
+def check_topics(path: str, topics: Sequence[str], spark: SparkSession | None = None) -> None:
+    """Raises ConfigError if there is no archive, or not all of these in it."""
+    if describe(path, spark).format not in FILE_FORMATS:
+        return
+    place, path = files.of(path, spark), path.rstrip("/")
+    there = [_topic(name) for name in _directories(place, path)]
+    for topic in topics:
+        if topic not in there:
+            few = ", ".join(there[:_FEW_TOPICS]) + (", …" if there[_FEW_TOPICS:] else "")
+            raise ConfigError(f"archive {path} has no topic {topic}: it has {few or 'none yet'}")
+
+
 def read(
     spark: SparkSession,
     path: str,
@@ -111,21 +135,22 @@ def read(
     end. Of `paths`, files of the archive, if they are given."""
     about, path = describe(path, spark), path.rstrip("/")
     schema = about.rows()
+    if start == "latest":
+        raise ConfigError(f"archive {path}: start = latest would read nothing")
+    if not paths:
+        check_topics(path, topics, spark)
     if streaming:
-        if start == "latest":
-            raise ConfigError(f"archive {path}: start = latest would read nothing")
         rows = (
             spark.readStream.format(about.format)
             .schema(schema)
             .options(maxFileAge="36500d", maxBytesPerTrigger=_BY_BATCH)
-            .load(path)
+            .load(files.for_spark(path))
         )
     else:
         rows = _load(spark, about, schema, path, paths)
-        pending = _pending(files.of(path, spark), path) if about.format in FILE_FORMATS else []
-        if pending and not paths:
-            every = list_files(path, spark)
-            whole = [file for file in every if file.rpartition("/")[2] not in pending]
+        is_file = about.format in FILE_FORMATS
+        if is_file and not paths and _pending(files.of(path, spark), path):
+            whole = list_files(path, spark)
             rows = _load(spark, about, schema, path, whole) if whole else rows.limit(0)
     if topics:
         rows = rows.where(F.col("topic").isin(*topics))
@@ -141,8 +166,9 @@ def _load(
 ) -> DataFrame:
     reader = spark.read.format(about.format)
     if about.format not in FILE_FORMATS:
-        return reader.load(path)
-    return reader.schema(schema).option("basePath", path).load([*paths] or path)
+        return reader.load(files.for_spark(path))
+    reader = reader.schema(schema).option("basePath", files.for_spark(path))
+    return reader.load([files.for_spark(one) for one in paths or [path]])
 
 
 def list_files(
@@ -152,19 +178,25 @@ def list_files(
     start: str = "earliest",
     end: str = "latest",
 ) -> list[str]:
-    """Those that may have messages of then, in the order they were archived."""
+    """Those that may have messages of then, in the order they were archived; none of a batch of
+    which some are not in their places."""
     place, path = files.of(path, spark), path.rstrip("/")
     first, last = _day(start) or "", _day(end) or "9999"
+    pending = _pending(place, path)
     found = []
     for topic in _directories(place, path):
-        if topics and unquote(topic.removeprefix("topic=")) not in topics:
+        if topics and _topic(topic) not in topics:
             continue
         for day in _directories(place, f"{path}/{topic}"):
             if first <= day.removeprefix("date=") <= last:
                 inside = f"{path}/{topic}/{day}"
                 names = [name for name in place.names(inside) if not name.startswith(("_", "."))]
-                found += [f"{inside}/{name}" for name in names]
+                found += [f"{inside}/{name}" for name in names if name not in pending]
     return sorted(found, key=lambda file: (file.rpartition("/")[2], file))
+
+
+def _topic(directory: str) -> str:
+    return unquote(directory.removeprefix("topic="))
 
 
 def _day(text: str) -> str | None:
@@ -174,12 +206,14 @@ def _day(text: str) -> str | None:
 
 
 def _pending(place: files.Files, path: str) -> list[str]:
-    """Names of files of a batch of which not all are in their places."""
+    """Names of files of a batch of which not all are in their places. If nothing is staged they
+    were: what is missing then was deleted."""
     last = _last(place, path)
-    moves = last["files"] if last else []
-    if all(place.exists(f"{path}/{to}") for _, to in moves):
+    if last is None or not place.exists(f"{path}/{last['staging']}"):
         return []
-    return [to.rpartition("/")[2] for _, to in moves]
+    if all(place.exists(f"{path}/{to}") for _, to in last["files"]):
+        return []
+    return [to.rpartition("/")[2] for _, to in last["files"]]
 
 
 def within(start: str, end: str) -> Column:
@@ -196,14 +230,6 @@ def within(start: str, end: str) -> Column:
 
 def moment(text: str) -> Column:
     return F.timestamp_millis(F.lit(millis_of(text)))
-
-
-def millis_of(text: str) -> int:
-    """Of a time as a pipeline file has it; UTC if it names no zone."""
-    if text.isdigit():
-        return int(text)
-    moment = datetime.fromisoformat(text)
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def day_of(at: Column) -> Column:
@@ -255,10 +281,18 @@ def check(config: Config) -> None:
         raise ConfigError(f"{config.file}: [source] end is not for archive, which has none")
     if archive.format == "csv":
         raise ConfigError(f"{config.file}: [archive] format: csv has no room for properties, body")
+    retries = [topic for topic in config.source.topics if topic.startswith(_RETRIES)]
+    if retries and len(config.source.topics) > 1:
+        raise ConfigError(
+            f"{config.file}: [source] topic: {retries[0]} beside others: its messages have the"
+            " topic they came from and would lie among those; archive it by itself"
+        )
     checkpoint = Checkpoint.open(config)
     Sinks(None, checkpoint.run_id).check([_sink(archive)])
     if is_local(archive.path):
         _check_same(config, files.of(archive.path), None)
+        if is_local(config.checkpoint):
+            _check_last(files.of(archive.path), archive.path, checkpoint.planned)
     sources.check(config.source, checkpoint.offsets(checkpoint.planned))
 
 
@@ -276,7 +310,7 @@ def run(
     ConfigError before anything is written, JobFailed later."""
     stop, report = stop or Stop(), report or Report(None)
     checkpoint = Checkpoint.open(config, spark)
-    with checkpoint.locked():
+    with checkpoint.locked(dry_run):
         job = _Job(spark, config, checkpoint, stop)
         job.plan()
         if dry_run:
@@ -302,16 +336,17 @@ class _Job(Batches[ArchiveSummary]):
         """Nothing is written."""
         self._about = _check_same(self._config, self._place, self._spark)
         self._sinks.check([_sink(self._archive)])
+        _check_last(self._place, self._path, self._checkpoint.planned)
 
     def run(self, continuous: bool, report: Report) -> ArchiveSummary:
         last = _last(self._place, self._path)
         if last is not None:
             self._move(last)  # before `claim`, which clears what is staged
+        self._checkpoint.save()  # before `claim`, whose mark has the run's id
         self._sinks.claim([_sink(self._archive)])
         self._place.make(self._path)
         description = json.dumps(self._about.to_dict())
         self._place.write(f"{self._path}/{_DESCRIPTION}", description + "\n")
-        self._checkpoint.save()
         properties = [f"{name}:{kind}" for name, kind in self._about.properties]
         return self._go(ARCHIVED, properties, continuous, report)
 
@@ -324,10 +359,7 @@ class _Job(Batches[ArchiveSummary]):
                 last = self._stage(rows, batch)
                 self._move(last)
             elif last["batch"] > batch:
-                raise ConfigError(
-                    f"archive {self._path} has batch {last['batch']}, its checkpoint comes to"
-                    f" {batch}: it is an old copy; restore the newest, or archive to another path"
-                )
+                raise _old(self._path, last["batch"], batch)
             count, moves = last["messages"], last["files"]
         summary = self.summary
         summary.messages += count
@@ -343,13 +375,18 @@ class _Job(Batches[ArchiveSummary]):
         format = self._archive.format
         options = {**_OPTIONS.get(format, {}), **self._archive.options}
         writer = _sorted(rows, observation).write.format(format).options(**options)
-        writer.partitionBy(*_PARTITIONS).save(f"{self._path}/{staging}")
+        writer.partitionBy(*_PARTITIONS).save(files.for_spark(f"{self._path}/{staging}"))
         last = {
             "batch": batch,
             "messages": observation.get["messages"],
             "staging": staging,
             "files": self._moves(staging, batch),
         }
+        if last["messages"] and not last["files"]:
+            raise JobFailed(
+                f"archive {self._path}: {last['messages']:,} messages were written, and none of"
+                " their files are here: it must be the same directory on all machines"
+            )
         self._place.write(f"{self._path}/{_LAST}", json.dumps(last) + "\n")
         return last
 
@@ -368,7 +405,9 @@ class _Job(Batches[ArchiveSummary]):
         return moves
 
     def _move(self, last: Mapping[str, Any]) -> None:
-        """Step 3, or what is left of it."""
+        """Step 3, or what is left of it: the directory goes last."""
+        if not self._place.exists(f"{self._path}/{last['staging']}"):
+            return
         for name, to in last["files"]:
             source, target = f"{self._path}/{name}", f"{self._path}/{to}"
             if self._place.exists(target):
@@ -389,7 +428,7 @@ class _Job(Batches[ArchiveSummary]):
         if self._archive.format == "delta":
             options |= {"txnAppId": self._checkpoint.run_id, "txnVersion": str(batch)}
         writer = _sorted(rows, observation).write.format(self._archive.format).options(**options)
-        writer.partitionBy(*_PARTITIONS).mode("append").save(self._path)
+        writer.partitionBy(*_PARTITIONS).mode("append").save(files.for_spark(self._path))
         return int(observation.get["messages"])
 
 
@@ -460,6 +499,19 @@ def _last(place: files.Files, path: str) -> dict[str, Any] | None:
         }
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged ({error}): restore it, or archive anew") from None
+
+
+def _check_last(place: files.Files, path: str, planned: int) -> None:
+    last = _last(place, path.rstrip("/"))
+    if last is not None and last["batch"] > planned:
+        raise _old(path, last["batch"], planned)
+
+
+def _old(path: str, there: int, known: int) -> ConfigError:
+    return ConfigError(
+        f"archive {path} has batch {there}, its checkpoint comes to {known}: it is an old copy;"
+        " restore the newest, or archive to another path"
+    )
 
 
 def _directories(place: files.Files, path: str) -> list[str]:

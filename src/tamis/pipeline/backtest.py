@@ -5,18 +5,24 @@ way (Spark's `observe`); how wide a bucket is to be is known only then, so that 
 are few, are added up afterwards.
 """
 
+import contextlib
+import json
 import math
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.utils import is_remote
 
 from ..errors import ConfigError
 from ..filter import Outcome, parse
@@ -26,8 +32,8 @@ from ..filter.tags import parse_tags
 from ..spark import session
 from ..spark.schema import COLUMNS
 from . import archive, sources, steps
-from .config import Filter, Source, is_local
-from .runner import JobFailed, one_line
+from .config import Filter, Source
+from .runner import JobFailed, Report, one_line
 from .summary import columns_of
 
 __all__ = [
@@ -36,6 +42,7 @@ __all__ = [
     "Bucket",
     "Counts",
     "Message",
+    "check_file",
     "parse_duration",
     "properties_read",
     "run",
@@ -58,6 +65,7 @@ _KEPT_IN: Final = 8
 _BAR: Final = 30
 _PLACE: Final = ("topic", "broker", "queue_id", "offset", "message_id")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
+_LOOK: Final = 0.5  # seconds between looks at how far Spark is
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +162,11 @@ class Backtest:
             },
         }
 
+    def write(self, path: str | Path) -> None:
+        """As JSON."""
+        text = json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=1)
+        Path(path).write_text(text + "\n", "utf-8")
+
     def lines(self) -> list[str]:
         """For a person."""
         total = self.totals.messages
@@ -169,6 +182,16 @@ class Backtest:
                 for one in chosen:
                     lines += [f"  {one}", f"    {one.reason}"]
         return lines
+
+
+def check_file(path: str | Path) -> None:
+    """Before the work is done: whether there is a place for what is to be written. Raises
+    ConfigError."""
+    path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: name a file")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path}: there is no directory {path.absolute().parent}")
 
 
 def parse_duration(text: str) -> int:
@@ -200,25 +223,55 @@ def run_on(
     samples: int = 5,
     master: str | None = None,
     config: Mapping[str, str] = _NONE,
+    report: Report | None = None,
 ) -> Backtest:
     """As `run`, on a source, in the Spark session there is or one of its own. What can be known is
-    checked before Spark starts. Raises Error, TimeoutError."""
+    checked before Spark starts; `report` is told how far it is. Raises Error, TimeoutError."""
     new, old = _filter(expression), None if against is None else _filter(against)
     if bucket != _AUTO:
         _width(bucket)
-    if source.archive is not None and is_local(source.archive):
-        archive.describe(source.archive)
     sources.check(source, None)
     is_ours = SparkSession.getActiveSession() is None
     spark = session("tamis backtest", master=master, config=config)
     try:
         rows = _open(spark, source, properties_read(new, old))
-        return run(rows, new, old, bucket=bucket, samples=samples, source=source.name)
+        with _told(spark, report):
+            return run(rows, new, old, bucket=bucket, samples=samples, source=source.name)
     except PySparkException as error:
         raise JobFailed(one_line(error)) from error
     finally:
         if is_ours:
             spark.stop()
+
+
+@contextlib.contextmanager
+def _told(spark: SparkSession, report: Report | None) -> Iterator[None]:
+    """What Spark's tasks say they have read, while they run: each when it ends, and all of them
+    with the heartbeats of their executors."""
+    if report is None or is_remote():
+        yield
+        return
+    store = spark.sparkContext._jsc.sc().statusStore()
+    is_over = threading.Event()
+
+    def look() -> None:
+        most = 0  # other stages read less: what was counted, samples
+        with contextlib.suppress(Py4JError):  # Java is gone: whoever waits for it says so
+            while not is_over.wait(_LOOK):
+                stages = store.activeStages()
+                read = [stages.apply(number).inputRecords() for number in range(stages.size())]
+                most = max(most, *read, 0)
+                report.update(most)
+
+    report.begin()
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        looking.join()
+        report.close()
 
 
 def _open(spark: SparkSession, source: Source, names: Sequence[str]) -> DataFrame:

@@ -13,11 +13,12 @@ file and the table; a filter that does not compile adds a picture of it.
 
 import difflib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -39,6 +40,7 @@ __all__ = [
     "Subscription",
     "is_local",
     "load",
+    "millis_of",
 ]
 
 T = TypeVar("T")
@@ -73,14 +75,24 @@ class Source:
     options: Mapping[str, str] = field(default_factory=dict)  # of the Spark source, as they are
 
     @property
+    def kind(self) -> str:
+        return "nameserver" if self.nameserver else "store" if self.store else "archive"
+
+    @property
+    def place(self) -> str:
+        return self.nameserver or self.store or self.archive or ""
+
+    @property
+    def what(self) -> str:
+        if self.topics:
+            return "topic " + ", ".join(self.topics)
+        named = [f"{name} {value}" for name, value in self.options.items() if _names_topics(name)]
+        return ", ".join(named) or "all topics"
+
+    @property
     def name(self) -> str:
-        """For a person, and to tell one source from another."""
-        where = (
-            f"nameserver {self.nameserver}" if self.nameserver
-            else f"store {self.store}" if self.store
-            else f"archive {self.archive}"
-        )  # fmt: skip
-        return f"{where}, {'topic ' + ', '.join(self.topics) if self.topics else 'all topics'}"
+        """For a person."""
+        return f"{self.kind} {self.place}, {self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +212,14 @@ def is_local(path: str) -> bool:
     return not _SCHEME.match(path)
 
 
+def millis_of(text: str) -> int:
+    """Of a time as a file has it; UTC if it names no zone."""
+    if text.isdigit():
+        return int(text)
+    moment = datetime.fromisoformat(text)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 def load(file: str | Path) -> Config:
     """Raises ConfigError, and OSError if the file can't be read."""
     file = Path(file)
@@ -263,10 +283,12 @@ def _archive(top: "_Table", source: Source) -> dict[str, Any]:
     table = top.table("archive")
     archive = Archive(
         path=table.path("path"),
-        format=table.text("format", "parquet"),
+        format=_format(table.text("format", "parquet")),
         properties=table.texts("properties", ()),
         options=table.options(),
     )
+    if archive.format == "text":
+        raise table.error("format text has room for one column only")
     table.end()
     return {"archive": archive}
 
@@ -284,6 +306,13 @@ def _replay(top: "_Table", source: Source) -> dict[str, Any]:
     )
     if replay.offsets and (replay.since or replay.until):
         raise table.error("has both offsets and a time: give it one of them")
+    if replay.rate == math.inf:
+        raise table.error("rate = inf: it takes a number; leave it out to have no bound")
+    start, end = replay.since or source.start, replay.until or source.end
+    if start == "latest":
+        raise top.error("[source] start = latest would replay nothing: a replay has an end")
+    if start != "earliest" and end != "latest" and millis_of(start) >= millis_of(end):
+        raise table.error(f"nothing is since {start} and before {end}")
     table.end()
     return {"replay": replay}
 
@@ -307,10 +336,14 @@ def _source(table: "_Table") -> Source:
         dialect=table.choice("dialect", [d.value for d in Dialect], Dialect.V4_9.value),
         options=table.options(),
     )
-    if source.nameserver is not None and not topics:
+    if source.nameserver is not None and not topics and not any(map(_names_topics, source.options)):
         raise table.error("has no topic")
     table.end()
     return source
+
+
+def _names_topics(option: str) -> bool:
+    return option.lower() in ("topicpattern", "assign")
 
 
 def _filter(table: "_Table", dialect: str) -> Filter | None:
@@ -346,8 +379,27 @@ def _code(table: "_Table", text: str) -> str:
         raise table.error(f"code: {path} can't be read: {error}") from None
 
 
+FILE_FORMATS: Final = ("parquet", "json", "csv", "orc", "avro", "text")
+_TABLE_FORMATS: Final = ("delta", "iceberg", "hudi")
+_TEXTS: Final = (
+    *("topic", "broker", "tags", "keys", "message_id"),
+    *("property_string", "born_host", "store_host"),
+)
+_KEYS_OF: Final = {
+    **dict.fromkeys(FILE_FORMATS, ("path", "columns", "options")),
+    "rocketmq": ("topic", "nameserver", "options"),
+    "console": ("columns", "options"),
+    "noop": ("columns",),
+}
+_OTHER_KEYS: Final = ("path", "table", "columns", "options")  # of what is not in that
+
+
 def _sink(table: "_Table", source: Source) -> Sink:
-    name = table.text("format")
+    name = _format(table.text("format"))
+    keys = _KEYS_OF.get(name, _OTHER_KEYS)
+    for key in ("path", "topic", "nameserver", "table", "columns", "options"):
+        if table.has(key) and key not in keys:
+            raise table.error(f"{key} is not for format {name}, which takes {', '.join(keys)}")
     sink = Sink(
         format=name,
         path=table.path("path", None),
@@ -358,30 +410,63 @@ def _sink(table: "_Table", source: Source) -> Sink:
         columns=table.texts("columns", DEFAULT_COLUMNS),
         options=table.options(),
     )
-    for column in sink.columns:
-        if column not in DEFAULT_COLUMNS + OTHER_COLUMNS:
-            hint = _near(column, DEFAULT_COLUMNS + OTHER_COLUMNS)
-            raise table.error(f"columns: a message has no {column}{hint}")
-    if len(set(sink.columns)) < len(sink.columns):
-        raise table.error("columns: one is named twice")
-    if name in FILE_FORMATS and sink.path is None:
-        raise table.error(f"format {name} needs a path")
-    if name == "csv" and (bad := [c for c in ("properties", "body") if c in sink.columns]):
-        raise table.error(
-            f"csv has no room for {' and '.join(bad)}: name the others, columns = [...]"
-        )
-    if name == "rocketmq":
-        if sink.topic is None:
-            raise table.error("format rocketmq needs a topic")
-        if sink.nameserver is None:
-            raise table.error("format rocketmq needs a nameserver: the source has none")
-    elif sink.topic is not None:
-        raise table.error(f"topic is for format rocketmq, not {name}")
+    why = _why_not_columns(sink) or _why_not_place(sink)
+    if source.archive is not None and "property_string" in sink.columns:
+        why = "columns: an archive has no property_string: name properties"
+    if why:
+        raise table.error(why)
     table.end()
     return sink
 
 
-FILE_FORMATS: Final = ("parquet", "json", "csv", "orc", "avro")
+def _format(name: str) -> str:
+    """Case does not count in Spark's names, but does in those of classes."""
+    return name if "." in name else name.lower()
+
+
+def _why_not_columns(sink: Sink) -> str | None:
+    for column in sink.columns:
+        if column not in DEFAULT_COLUMNS + OTHER_COLUMNS:
+            hint = _near(column, DEFAULT_COLUMNS + OTHER_COLUMNS)
+            return f"columns: a message has no {column}{hint}"
+    if len(set(sink.columns)) < len(sink.columns):
+        return "columns: one is named twice"
+    if not sink.columns:
+        return "columns: there are none"
+    bad = [name for name in ("properties", "body") if name in sink.columns]
+    if sink.format == "csv" and bad:
+        return f"csv has no room for {' and '.join(bad)}: name the others, columns = [...]"
+    if sink.format == "text" and (len(sink.columns) > 1 or sink.columns[0] not in _TEXTS):
+        return f'text takes one column, of text: columns = ["keys"], or {", ".join(_TEXTS)}'
+    return None
+
+
+def _why_not_place(sink: Sink) -> str | None:
+    name = sink.format
+    if name == "rocketmq":
+        if sink.topic is None:
+            return "format rocketmq needs a topic"
+        if sink.nameserver is None:
+            return "format rocketmq needs a nameserver: the source has none"
+        for option in sink.options:
+            if option.lower() in ("topic", "path", "nameserver"):
+                return f"options: {option} is what the sink says itself"
+    elif name == "console":
+        for option, value in sink.options.items():
+            if option.lower() != "numrows":
+                return f"options: console has no {option}: it takes numRows"
+            if not value.isdigit():
+                return f"options: numRows = {value}: it takes a whole number"
+    elif name in FILE_FORMATS:
+        if sink.path is None:
+            return f"format {name} needs a path"
+    elif name != "noop":
+        if sink.path is not None and sink.table is not None:
+            return "has both path and table: give it one of them"
+        is_placed = sink.path is not None or sink.table is not None
+        if not is_placed and (name in _TABLE_FORMATS or not sink.options):
+            return f"format {name} needs a path or a table"
+    return None
 
 
 def _check_place(places: dict[tuple[str, str], str], sink: Sink, who: str, table: "_Table") -> None:

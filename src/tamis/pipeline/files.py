@@ -14,7 +14,7 @@ from .config import is_local
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Files", "of"]
+__all__ = ["Files", "check_writable", "existing", "for_spark", "of"]
 
 
 class Files(Protocol):
@@ -46,6 +46,31 @@ def of(path: str, spark: "SparkSession | None" = None) -> Files:
     if spark is None:
         raise ConfigError(f"{path}: Spark must run to reach it")
     return _Hadoop(path, spark)
+
+
+def for_spark(path: str) -> str:
+    """As it is given to Spark, which takes a path without a scheme for one of its default file
+    system. It is not quoted: Hadoop's paths aren't."""
+    return f"file://{os.path.abspath(path)}" if is_local(path) else path
+
+
+def existing(path: str) -> str:
+    """It, or what is there of the directories above it."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def check_writable(path: str, what: str) -> None:
+    """That files can be put into a directory which may not be there yet, as far as that can be told
+    without doing so, and of this machine's. Raises ConfigError that begins with `what`."""
+    if not is_local(path):
+        return
+    above = existing(path)
+    if not os.path.isdir(above):
+        raise ConfigError(f"{what}: {above} is no directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"{what}: {above} is not writable")
 
 
 class _Local:

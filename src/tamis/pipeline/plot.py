@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigError
-from .backtest import Backtest, Message
+from .backtest import Backtest, Message, check_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,8 +40,7 @@ def check(path: str | Path) -> None:
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"{path}: a plot ends in {' or '.join(_SUFFIXES)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path}: there is no directory {path.absolute().parent}")
+    check_file(path)
 
 
 def write(backtest: Backtest, path: str | Path) -> None:

@@ -14,6 +14,7 @@ on.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from .summary import GroupCounts, RouteSummary, Sample
 __all__ = ["Epoch", "check", "run"]
 
 _MOST_SAMPLES: Final = 4  # of a kind
+_MANY: Final = 24  # subscriptions
 
 
 def check(config: Config) -> None:
@@ -47,8 +49,10 @@ def check(config: Config) -> None:
                 CodeFilter(one.filter.text, one.filter.source).check()
             except ConfigError as error:
                 raise ConfigError(f"{config.file}: subscription {one.group}: {error}") from None
-    Sinks(None, checkpoint.run_id).check(_sinks(config.subscriptions, config.unmatched))
-    sources.check(config.source, checkpoint.offsets(checkpoint.planned))
+    sinks = _sinks(config.subscriptions, config.unmatched)
+    Sinks(None, checkpoint.run_id).check(sinks, checkpoint.planned)
+    planned = checkpoint.offsets(checkpoint.planned)
+    sources.check(config.source, planned, limit=config.max_offsets_per_batch)
 
 
 def run(
@@ -65,15 +69,37 @@ def run(
     goes to the console. Raises ConfigError before anything is written, JobFailed later."""
     stop, report = stop or Stop(), report or Report(None)
     checkpoint = Checkpoint.open(config, spark)
-    with checkpoint.locked():
+    with checkpoint.locked(dry_run):
         route = Route(spark, config, checkpoint, stop, out)
         route.plan()
         if dry_run:
             route.summary.status = "not run"
-            place = route.epochs[-1].place if checkpoint.planned >= 0 else config.source.start
-            route.summary.notes.append(f"would begin at {place}")
+            route.summary.notes.append(f"would begin at {route.place}")
             return route.summary
-        return route.run(continuous, report)
+        with _settings(spark, len(config.subscriptions)):
+            return route.run(continuous, report)
+
+
+@contextmanager
+def _settings(spark: SparkSession, subscriptions: int) -> Iterator[None]:
+    """Those a route needs, until it has ended."""
+    wanted = {
+        # A method of more than 8000 bytes of code is never compiled by Java's just-in-time
+        # compiler: a hundred filters in one loop are 10 times slower than in several methods.
+        "spark.sql.codegen.hugeMethodLimit": "8000",
+        # What is observed of rows that turn out to be none after a shuffle would be forgotten.
+        "spark.sql.adaptive.enabled": "false",
+    }
+    if subscriptions > _MANY:  # their loop would be too large for a method of Java's
+        wanted["spark.sql.codegen.wholeStage"] = "false"
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +149,19 @@ class Epoch:
         if self.unmatched != before.unmatched:
             yield "the sink of unmatched messages changed"
 
-    @property
-    def place(self) -> str:
-        """Where it begins, for a person."""
-        queues = [
-            f"{topic}/{broker}/{number} at {offset}"
-            for topic, brokers in (self.offsets or {}).items()
-            if topic and isinstance(brokers, dict)
-            for broker, numbers in brokers.items()
-            for number, offset in numbers.items()
-        ]
-        if not queues:
-            return f"batch {self.from_batch}"
-        return ", ".join(queues[:8]) + (f" and {len(queues) - 8} more" if queues[8:] else "")
+
+def place_of(offsets: Mapping[str, Any] | None, batch: int) -> str:
+    """Where that batch begins, for a person; of an archive its number has to do."""
+    queues = [
+        f"{topic}/{broker}/{number} at {offset}"
+        for topic, brokers in (offsets or {}).items()
+        if topic and isinstance(brokers, dict)
+        for broker, numbers in brokers.items()
+        for number, offset in numbers.items()
+    ]
+    if not queues:
+        return f"batch {batch}"
+    return ", ".join(queues[:8]) + (f" and {len(queues) - 8} more" if queues[8:] else "")
 
 
 def epochs_of(checkpoint: Checkpoint, config: Config) -> list[Epoch]:
@@ -143,6 +169,8 @@ def epochs_of(checkpoint: Checkpoint, config: Config) -> list[Epoch]:
     in yet never was."""
     try:
         known = [Epoch.from_dict(one) for one in checkpoint.data.get("epochs", ())]
+        if checkpoint.planned >= 0 and not (known and known[0].from_batch == 0):
+            raise KeyError("epochs")
     except (KeyError, TypeError) as error:
         raise ConfigError(
             f"checkpoint {checkpoint.path}: its epochs can't be read ({error!r}): set [run]"
@@ -195,8 +223,9 @@ class Route(Batches[RouteSummary]):
         self.epochs = epochs_of(checkpoint, self._config)
         for before, epoch in zip(self.epochs, self.epochs[1:], strict=False):
             if epoch.from_batch > checkpoint.planned:
+                place = place_of(epoch.offsets, epoch.from_batch)
                 for change in epoch.changes(before):
-                    self.summary.notes.append(f"{change}: applies from {epoch.place}")
+                    self.summary.notes.append(f"{change}: applies from {place}")
         totals = checkpoint.data.get("totals", {})
         for epoch in self._live():
             for one in epoch.subscriptions:
@@ -204,31 +233,40 @@ class Route(Batches[RouteSummary]):
                 counts.total, counts.total_failed = totals.get(one.group, (0, 0))
                 self._counts[one.group] = counts
         self.summary.groups = list(self._counts.values())
-        self._sinks.check(self._all_sinks())
+        self._sinks.check(self._all_sinks(), checkpoint.planned)
+
+    @property
+    def place(self) -> str:
+        """Where it would begin, for a person."""
+        batch = self._checkpoint.planned + (0 if self._is_again else 1)
+        if batch == 0:
+            return self._config.source.start
+        return place_of(self._checkpoint.offsets(batch - 1), batch)
+
+    def _epoch(self, batch: int) -> Epoch:
+        return next(one for one in reversed(self.epochs) if one.from_batch <= batch)
 
     def _live(self) -> list[Epoch]:
         """Those this run may need: of the batch to be done again, and the last."""
-        return [one for one in self.epochs[-2:] if one is self.epochs[-1] or self._is_again]
+        begun = [self._epoch(self._checkpoint.planned)] if self._is_again else []
+        return [one for one in begun if one is not self.epochs[-1]] + self.epochs[-1:]
 
     def _all_sinks(self) -> list[Sink]:
         return list({sink.name: sink for one in self._live() for sink in one.sinks}.values())
 
     def run(self, continuous: bool, report: Report) -> RouteSummary:
         self._checkpoint.data["epochs"] = [one.to_dict() for one in self.epochs]
-        self._sinks.claim(self._all_sinks())
         self._checkpoint.save()
+        self._sinks.claim(self._all_sinks())
         live = self._live()
         wanted = {name for one in live for sink in one.sinks for name in sink.needs}
         self._needs = steps.needs(
             [sub.filter for one in live for sub in one.subscriptions], {*wanted, *PLACE}
         )
-        # A method of more than 8000 bytes of code is never compiled by Java's just-in-time
-        # compiler: a hundred filters in one loop are 10 times slower than in several methods.
-        self._spark.conf.set("spark.sql.codegen.hugeMethodLimit", "8000")
         return self._go(self._needs.columns, self._needs.properties, continuous, report)
 
     def take(self, rows: DataFrame, batch: int) -> None:
-        epoch = next(one for one in reversed(self.epochs) if one.from_batch <= batch)
+        epoch = self._epoch(batch)
         if self._plan is None or self._plan[0] is not epoch:
             self._plan = (epoch, Plan(epoch.subscriptions, epoch.unmatched, self._needs))
         plan, sinks = self._plan[1], epoch.sinks
@@ -245,7 +283,10 @@ class Route(Batches[RouteSummary]):
                 self._sinks.write(kept, sinks, batch, names)
             finally:
                 kept.unpersist()
-        self._add(plan, plan.counts(of_messages.get, of_groups.get), epoch, batch)
+        counts = plan.counts(of_messages.get, of_groups.get)
+        kept_rows = {len(epoch.subscriptions): counts.unmatched} if epoch.unmatched else {}
+        self._sinks.confirm(sinks, batch, {**counts.matched, **kept_rows})
+        self._add(plan, counts, epoch, batch)
 
     def _add(self, plan: Plan, of_batch: Counts, epoch: Epoch, batch: int) -> None:
         summary, data = self.summary, self._checkpoint.data

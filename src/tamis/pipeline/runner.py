@@ -7,17 +7,19 @@ does it again. Either way nothing is lost, and nothing doubled where a sink is e
 import contextlib
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import IO, Any, Final, Self
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import Error
-from ..spark.progress import progress, reason
+from ..spark.progress import Progress, progress, reason
 from ..spark.session import session
 from .summary import Summary
 
@@ -42,6 +44,7 @@ class Stop:
     def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
         self.count = 0
         self.signal = 0
+        self.on_give_up: Callable[[], None] | None = None  # called from the second time on
         self._say = say
         self._before: dict[int, Any] = {}
 
@@ -54,6 +57,9 @@ class Stop:
         self.signal = number
         if self.count == 1:
             self._say("stopping when this batch is done; once more gives it up")
+        elif self.on_give_up is not None:
+            # In a thread of its own: a signal may have come in the middle of a call to Java.
+            threading.Thread(target=self.on_give_up, daemon=True).start()
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -78,6 +84,14 @@ class Report:
         self._now = now
         self._began = self._last = now()
         self._is_open = False
+
+    def begin(self) -> None:
+        """What is told of the rate counts from here."""
+        self._began = self._last = self._now()
+
+    @property
+    def is_due(self) -> bool:
+        return self._stream is not None and self._now() - self._last >= self._every
 
     def update(self, messages: int, lag: int | None = None, *, force: bool = False) -> None:
         now = self._now()
@@ -128,21 +142,23 @@ def drive(
     report: Report,
     *,
     is_busy: Callable[[], bool],
-    messages: Callable[[], int],
+    told: Callable[[Progress | None], tuple[int, int | None]],
 ) -> None:
-    """Until it has ended. `is_busy`: a batch is in progress and not yet recorded as done;
-    `messages`: how many went through. Raises JobFailed, unless we were asked to stop."""
+    """Until it has ended. `is_busy`: a batch is in progress and not yet recorded as done; `told`:
+    how many messages went through and are left, given what Spark last told. Raises JobFailed,
+    unless it was stopped between batches or given up."""
     py4j = logging.getLogger("py4j.clientserver")  # it logs what a batch raises, as do we
     level = py4j.level
     py4j.setLevel(logging.CRITICAL)
+    report.begin()
     try:
         while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]  # seconds, also parts
-            told = progress(query.lastProgress)
-            report.update(messages(), told.lag if told else None)
+            if report.is_due:
+                report.update(*told(progress(query.lastProgress)), force=True)
             if stop.count > 1 or (stop.asked and not is_busy()):
                 query.stop()
     except StreamingQueryException as error:
-        if not stop.asked:
+        if stop.count < 2 and (not stop.asked or is_busy()):
             raise JobFailed(one_line(error)) from None
     finally:
         report.close()
@@ -162,7 +178,9 @@ def one_line(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     text = lines[0]
-    if isinstance(error, PySparkException):
+    if isinstance(error, Py4JJavaError):  # the first line says which call it was
+        text = lines[1].removeprefix(": ") if lines[1:] else text
+    if isinstance(error, (PySparkException, Py4JJavaError)):
         caused = [line for line in lines if line.startswith("Caused by: ")]
         text = caused[-1].removeprefix("Caused by: ") if caused else text
     return text

@@ -15,16 +15,22 @@ are neither added to nor taken for ours.
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Error, TopicNotFound
+from ..spark.options import Options
+from ..spark.origins import open_origin
+from ..spark.write_options import WriteOptions
 from . import files
 from .config import FILE_FORMATS, Sink, is_local
 
@@ -34,7 +40,11 @@ TO: Final = "_to"
 MARK: Final = "_tamis.json"
 _STAGING: Final = "_staging-"  # and what no other process has: one that was killed may linger
 _SYSTEM: Final = ("TAGS", "KEYS", "UNIQ_KEY", "CLUSTER", "WAIT")  # properties not for a person
+_GATHERED: Final = 8  # sinks from which on each has its rows of a batch from one task, in one file:
+# every task of Spark's would make a file for each, and files cost more than moving some rows
 _SHOWN: Final = 10  # rows of a console sink a batch, unless its option numRows says otherwise
+_MAKES_TOPICS: Final = "TBW102"  # a topic of brokers that make one when it is sent to
+_BATCH: Final = re.compile(r"batch=(\d+)")
 
 
 def promise(sink: Sink) -> str:
@@ -48,28 +58,55 @@ def promise(sink: Sink) -> str:
 class Sinks:
     """All sinks of a run. `run_id` is the checkpoint's; `out` prints what the console gets.
 
-    Without Spark it can only check, and only paths of this machine.
+    Without Spark it can only check, and of files only those of this machine; without a `run_id`,
+    which a checkpoint elsewhere has, not whose they are.
     """
 
     spark: SparkSession | None
     run_id: str
     out: Callable[[str], None] = print
 
-    def check(self, sinks: Iterable[Sink]) -> list[Sink]:
-        """Each can be written to and is ours or nobody's, else ConfigError. Gives the latter."""
-        nobodys = [sink for sink in self._files(sinks) if not self._is_ours(sink)]
-        for sink in nobodys:
-            _check_writable(sink)
-        return nobodys
+    def check(self, sinks: Iterable[Sink], planned: int | None = None) -> None:
+        """Each can be written to, and files are ours or nobody's, and of no batch after `planned`.
+        Nothing is written. Raises Error, TimeoutError."""
+        sinks = list(sinks)
+        self._nobodys(sinks, planned)
+        topics = [sink for sink in sinks if sink.format == "rocketmq"]
+        for number, sink in enumerate(topics):
+            if sink not in topics[:number]:
+                _check_topic(sink)
+        for format in {one.format for one in sinks} - {"rocketmq", "console"}:
+            self._check_format(format)
+
+    def _nobodys(self, sinks: Iterable[Sink], planned: int | None = None) -> list[Sink]:
+        found = [sink for sink in self._files(sinks) if not self._is_ours(sink, planned)]
+        for sink in found:
+            files.check_writable(_path(sink), f"sink {_path(sink)}")
+        return found
 
     def _files(self, sinks: Iterable[Sink]) -> list[Sink]:
         found = [sink for sink in sinks if sink.format in FILE_FORMATS]
         return [sink for sink in found if self.spark is not None or is_local(_path(sink))]
 
+    def _check_format(self, format: str) -> None:
+        jvm: Any = getattr(self.spark, "_jvm", None)  # Spark Connect has none
+        if jvm is None:
+            return
+        source = jvm.org.apache.spark.sql.execution.datasources.DataSource
+        try:
+            conf = self.spark._jsparkSession.sessionState().conf()  # type: ignore[union-attr]
+            source.lookupDataSource(format, conf)
+        except (PySparkException, Py4JJavaError):
+            raise ConfigError(
+                f"sink of format {format}: this Spark has none of that name: is it a typing"
+                " mistake, or a package that is missing (--conf spark.jars.packages=...)?"
+            ) from None
+
     def claim(self, sinks: Iterable[Sink]) -> None:
-        """Before the job: as `check`, and what was nobody's is ours then."""
+        """Before the job: files that were nobody's are ours then. The checkpoint is to be saved
+        before, else they would be those of a run that never was."""
         wanted = self._files(sinks)
-        for sink in self.check(wanted):
+        for sink in self._nobodys(wanted):
             path = _path(sink)
             mark = json.dumps({"run": self.run_id, "format": sink.format})
             try:
@@ -84,7 +121,7 @@ class Sinks:
                 if name.startswith(_STAGING):
                     place.remove(f"{path}/{name}")
 
-    def _is_ours(self, sink: Sink) -> bool:
+    def _is_ours(self, sink: Sink, planned: int | None) -> bool:
         path = _path(sink)
         try:
             place = files.of(path, self.spark)
@@ -104,13 +141,20 @@ class Sinks:
             raise ConfigError(
                 f"{path}/{MARK} is damaged: remove {path} or choose another"
             ) from None
-        if owner != self.run_id:
+        if self.run_id and owner != self.run_id:
             raise ConfigError(
                 f"sink {path}: it was written by another run, whose checkpoint is not this one:"
                 " choose another path, or remove it"
             )
         if form != sink.format:
             raise ConfigError(f"sink {path}: it has files of format {form}: choose another path")
+        batches = [int(found[1]) for name in names if (found := _BATCH.fullmatch(name))]
+        if self.run_id and planned is not None and max(batches, default=-1) > planned:
+            raise ConfigError(
+                f"sink {path} has batch {max(batches)}, its checkpoint comes to {planned}: that is"
+                " an old copy, or lacks its directory spark; restore it, or begin again with a new"
+                " checkpoint and new paths"
+            )
         return True
 
     def jobs(self, sinks: Sequence[Sink]) -> list[list[int]]:
@@ -128,11 +172,12 @@ class Sinks:
         An action is run for each of `jobs`; it goes through all rows unless it is the console's.
         `names` are what the console calls the sinks.
         """
-        for job in self.jobs(sinks):
+        jobs = self.jobs(sinks)
+        for job in jobs:
             wanted = {number: sinks[number] for number in job}
             first = sinks[job[0]]
             if first.format in FILE_FORMATS:
-                self._write_files(rows, wanted, batch)
+                self._write_files(rows, wanted, batch, is_all=len(jobs) == 1)
             elif first.format == "rocketmq":
                 self._send(rows, wanted)
             elif first.format == "console":
@@ -140,7 +185,24 @@ class Sinks:
             else:
                 self._append(rows.where(F.col(TO) == job[0]), first, job[0], batch)
 
-    def _write_files(self, rows: DataFrame, sinks: Mapping[int, Sink], batch: int) -> None:
+    def confirm(self, sinks: Sequence[Sink], batch: int, rows: Mapping[int, int]) -> None:
+        """After `write`, when it is known how many rows of each number there were: they are there.
+        Executors that have another disk, or another default file system, lose them without a word.
+        """
+        for number, count in rows.items():
+            sink = sinks[number]
+            if count and sink.format in FILE_FORMATS:
+                path = _batch_path(sink, batch)
+                if not files.of(path, self.spark).exists(path):
+                    raise Error(
+                        f"{path} is not there, though {count} rows were written to it: the sink"
+                        " must be a path that all machines share"
+                    )
+
+    def _write_files(
+        self, rows: DataFrame, sinks: Mapping[int, Sink], batch: int, *, is_all: bool
+    ) -> None:
+        """`is_all`: rows are for these sinks only."""
         first = next(iter(sinks.values()))
         place = files.of(_path(first), self.spark)
         todo = {
@@ -148,19 +210,24 @@ class Sinks:
             for number, sink in sinks.items()
             if not place.exists(_batch_path(sink, batch))
         }
-        staging = f"{_path(first)}/{_STAGING}{uuid.uuid4().hex[:12]}"
-        chosen = rows.where(F.col(TO).isin([*todo])) if len(todo) < len(sinks) else rows
-        chosen = chosen.select(TO, *first.columns)
-        if not todo:
-            chosen.write.format("noop").mode("overwrite").save()
+        if not todo:  # what is counted must go by all the same
+            rows.write.format("noop").mode("overwrite").save()
             return
+        staging = f"{_path(first)}/{_STAGING}{uuid.uuid4().hex[:12]}"
+        if not is_all or len(todo) < len(sinks):
+            rows = rows.where(F.col(TO).isin([*todo]))
+        chosen = rows.select(TO, *first.columns)
         if len(todo) == 1:  # no sorting by TO
             [number] = todo
-            one = chosen.where(F.col(TO) == number).drop(TO)
-            one.write.format(first.format).options(**first.options).save(f"{staging}/{TO}={number}")
+            one = chosen.where(F.col(TO) == number).drop(TO).write
+            written = files.for_spark(f"{staging}/{TO}={number}")
+            one.format(first.format).options(**first.options).save(written)
         else:
+            if len(todo) >= _GATHERED and self.spark is not None:
+                tasks = min(len(todo), self.spark.sparkContext.defaultParallelism)
+                chosen = chosen.repartition(tasks, TO)
             writer = chosen.write.format(first.format).options(**first.options)
-            writer.partitionBy(TO).save(staging)
+            writer.partitionBy(TO).save(files.for_spark(staging))
         for number, sink in todo.items():
             written = f"{staging}/{TO}={number}"
             if any(not name.startswith(("_", ".")) for name in place.names(written)):
@@ -178,12 +245,12 @@ class Sinks:
             F.concat_ws("/", "topic", "broker", "queue_id", "offset").alias("row_key"),
             *("tags", "keys", "properties", "body"),
         )
-        options = {"nameserver": first.nameserver or "", **first.options}
+        options = _write_options(first)
         chosen.write.format("rocketmq").options(**options).mode("append").save()
 
     def _print(self, rows: DataFrame, sinks: Mapping[int, Sink], names: Sequence[str]) -> None:
         for number, sink in sinks.items():
-            few = int(sink.options.get("numRows", _SHOWN))
+            few = int(next(iter(sink.options.values()), _SHOWN))  # numRows, its only one
             begin = f"{names[number]}: " if names else ""
             for row in rows.where(F.col(TO) == number).select(*sink.columns).take(few):
                 self.out(begin + _line(row))
@@ -198,7 +265,7 @@ class Sinks:
         elif sink.table:
             writer.mode("append").saveAsTable(sink.table)
         else:
-            writer.mode("append").save(sink.path)
+            writer.mode("append").save(sink.path and files.for_spark(sink.path))
 
 
 def _kind(sink: Sink, number: int) -> object:
@@ -216,15 +283,8 @@ def _kind(sink: Sink, number: int) -> object:
 def _file_system(path: str) -> object:
     """Renames are within one."""
     if is_local(path):
-        return _existing(path).stat().st_dev
-    return path.split("/", 3)[:3]
-
-
-def _existing(path: str) -> Path:
-    found = Path(path)
-    while not found.exists():
-        found = found.parent
-    return found
+        return os.stat(files.existing(path)).st_dev
+    return tuple(path.split("/", 3)[:3])
 
 
 def _path(sink: Sink) -> str:
@@ -236,15 +296,31 @@ def _batch_path(sink: Sink, batch: int) -> str:
     return f"{_path(sink)}/batch={batch}"
 
 
-def _check_writable(sink: Sink) -> None:
-    path = _path(sink)
-    if not is_local(path):
-        return
-    above = _existing(path)
-    if not above.is_dir():
-        raise ConfigError(f"sink {path}: {above} is no directory")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ConfigError(f"sink {path}: {above} is not writable")
+def _write_options(sink: Sink) -> dict[str, str]:
+    return {"nameserver": sink.nameserver or "", **sink.options}
+
+
+def _check_topic(sink: Sink) -> None:
+    """It is there, or brokers make it when it is sent to. It is not made here."""
+    try:
+        said = WriteOptions.parse({**_write_options(sink), "topic": sink.topic or ""})
+        try:
+            _ask(said, said.topic)
+        except TopicNotFound as unknown:
+            try:
+                _ask(said, _MAKES_TOPICS)
+            except TopicNotFound:
+                raise unknown from None
+    except ConfigError as error:
+        raise ConfigError(f"sink {sink.name}: {error}") from None
+    except Error as error:
+        raise Error(f"sink {sink.name}: {error}") from None
+
+
+def _ask(said: WriteOptions, topic: str) -> None:
+    asked = {"nameserver": said.nameserver, "topic": topic, "requestTimeout": f"{said.timeout}s"}
+    with closing(open_origin(Options.parse({**asked, "retries": "0"}, of_log=False))) as origin:
+        origin.bounds()
 
 
 def _not_writable(sink: Sink, error: OSError) -> ConfigError:

@@ -1,10 +1,9 @@
 """What a job reads, as a DataFrame: a topic over the wire, a store's directory, an archive."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ..errors import ConfigError
 from ..spark.options import Options
@@ -12,7 +11,16 @@ from ..spark.schema import row_type
 from ..spark.stream import StreamReader
 from .config import DEFAULT_COLUMNS, Source, is_local
 
-__all__ = ["check", "open_source", "options_of", "place_of"]
+__all__ = ["check", "check_options", "open_source", "options_of", "place_of"]
+
+# Options that a file has settings for, or that a job chooses.
+_OURS: Final = frozenset(
+    name.lower()
+    for name in (
+        *("nameserver", "path", "topic", "columns", "properties", "maxOffsetsPerTrigger"),
+        *("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
+    )
+)
 
 
 def open_source(
@@ -46,25 +54,47 @@ def open_source(
     return spark.read.format(name).options(**options).load()
 
 
-def check(source: Source, offsets: Mapping[str, Any] | None) -> None:
+def check(
+    source: Source, offsets: Mapping[str, Any] | None, *, limit: int | None = None
+) -> int | None:
     """Before Spark starts: it can be reached and has what is to be read, from `offsets` on if the
-    job has begun before. Raises Error, TimeoutError."""
+    job has begun before. `limit`: that of the file. Gives how many messages lie ahead, None of an
+    archive. Raises Error, TimeoutError."""
     if source.archive is not None:
-        from . import archive
-
-        if is_local(source.archive):
-            archive.describe(source.archive)
-        return
+        _check_archive(source, source.archive, limit)
+        return None
     said = options_of(source, DEFAULT_COLUMNS, (), streaming=True)
     options = Options.parse(said, of_log=source.nameserver is None)
     reader = StreamReader(options, row_type(options.columns, options.properties))
     try:
-        if offsets is None:
-            reader.initialOffset()
-        else:
-            reader.latestOffset(dict(offsets), ReadAllAvailable())
+        return reader.ahead(None if offsets is None else dict(offsets))
     finally:
         reader.stop()
+
+
+def _check_archive(source: Source, path: str, limit: int | None) -> None:
+    from . import archive
+
+    for name in source.options:
+        raise ConfigError(f"[source] options: {name} is not for an archive, which takes none")
+    if limit is not None:
+        raise ConfigError(
+            "[run] max_offsets_per_batch is not for an archive, which is taken by files:"
+            " leave it out"
+        )
+    if source.start == "latest":
+        raise ConfigError(f"archive {path}: start = latest would read nothing")
+    if is_local(path):
+        archive.check_topics(path, source.topics)
+
+
+def check_options(source: Source) -> None:
+    """Raises ConfigError if the file has one that is ours."""
+    for name in source.options:
+        if name.lower() in _OURS:
+            raise ConfigError(
+                f"[source] options: {name} is what the pipeline sets itself: leave it out"
+            )
 
 
 def place_of(source: Source) -> dict[str, str]:
@@ -83,7 +113,8 @@ def options_of(
     limit: int | None = None,
 ) -> dict[str, str]:
     """Of the Spark source that it is, if it is no archive."""
-    options = {"columns": ",".join(columns), **place_of(source)}
+    check_options(source)
+    options = {"columns": ",".join(columns), **place_of(source), **source.options}
     if source.topics:
         options["topic"] = ",".join(source.topics)
     if properties:
@@ -96,8 +127,4 @@ def options_of(
         options["endingTimestamp"] = source.end
     if streaming and limit is not None:
         options["maxOffsetsPerTrigger"] = str(limit)
-    said = {name.lower() for name in options}
-    for name in source.options:
-        if name.lower() in said:
-            raise ConfigError(f"[source] options: {name} is what the pipeline sets itself")
-    return {**options, **source.options}
+    return options

@@ -1,16 +1,26 @@
 """What a run did: for a person, and as JSON for programs. Jobs add fields to `Summary`."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ConfigError
 from . import files
+from .config import is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["GroupCounts", "RouteSummary", "Sample", "Summary", "columns_of"]
+__all__ = ["GroupCounts", "RouteSummary", "Sample", "Summary", "check_place", "columns_of"]
+
+
+def check_place(path: str) -> None:
+    """That one can be written there. Raises ConfigError."""
+    if is_local(path) and os.path.isdir(path):
+        raise ConfigError(f"[run] summary {path}: that is a directory")
+    files.check_writable(path.rpartition("/")[0] or "/", f"[run] summary {path}")
 
 
 @dataclass(frozen=True, slots=True)
