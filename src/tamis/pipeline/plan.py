@@ -40,7 +40,10 @@ class Plan:
     ) -> None:
         self._size = size = len(subscriptions)
         self._columns = [*map(F.col, needs.columns)]
-        compiled = steps.outcomes([one.filter for one in subscriptions], needs.property_of)
+        self._parts: list[Column] = []  # numbers read from text, each once for all filters
+        compiled = steps.outcomes(
+            [one.filter for one in subscriptions], needs.property_of, self._kept
+        )
         coded = {n: one for n, one in enumerate(subscriptions) if one.filter.kind == "code"}
         self._answers = [compiled[number].alias(f"_code_{number}") for number in coded]
         outcomes = [
@@ -90,13 +93,18 @@ class Plan:
         # apart, or together. (approx_top_k would do too, but prints a warning.)
         self._by_group = F.histogram_numeric(F.col(TO).cast("double"), F.lit(2 * size + 2))
 
+    def _kept(self, part: Column) -> Column:
+        name = f"_part_{len(self._parts)}"
+        self._parts.append(part.alias(name))
+        return F.col(name)
+
     def routed(
         self, rows: DataFrame, of_messages: Observation, of_groups: Observation
     ) -> DataFrame:
         """A row for each message and each sink that gets it, by its number in `TO`. What is counted
         on the way comes with the observations when an action has gone through all of them."""
-        if self._answers:
-            rows = rows.select("*", *self._answers)
+        if self._answers or self._parts:
+            rows = rows.select("*", *self._answers, *self._parts)
         packed = rows.select(*self._columns, *self._packed, self._facts)
         watched = packed.withColumns(self._chosen).observe(of_messages, *self._counted)
         repeated = watched.select(*self._wanted)

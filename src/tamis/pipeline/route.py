@@ -35,7 +35,7 @@ from .summary import GroupCounts, RouteSummary, Sample
 __all__ = ["Epoch", "check", "run"]
 
 _MOST_SAMPLES: Final = 4  # of a kind
-_MANY: Final = 24  # subscriptions
+_MANY: Final = 150  # subscriptions
 
 
 def check(config: Config) -> None:

@@ -52,11 +52,13 @@ def outcome(filter: Filter, property_of: Callable[[str], Column] = of_map) -> Co
 
 
 def outcomes(
-    filters: Iterable[Filter], property_of: Callable[[str], Column] = of_map
+    filters: Iterable[Filter],
+    property_of: Callable[[str], Column] = of_map,
+    keep: Callable[[Column], Column] = lambda column: column,
 ) -> list[Column]:
     """One each: an outcome, of code STRUCT<outcome, error>. What is made of a property is made once
-    for all of them."""
-    compiler = Compiler(property_of)
+    for all of them, and is given to `keep` (see `Compiler`)."""
+    compiler = Compiler(property_of, keep)
     found = []
     for one in filters:
         if one.kind == "tags":

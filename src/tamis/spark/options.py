@@ -71,7 +71,7 @@ class Options:
 
     timeout: float = 10.0  # seconds for an answer
     retries: int = 5  # of a request that was not answered, or with "later"
-    pull_size: int = 32  # messages a pull asks for: a broker gives 32 at the most if not told more
+    pull_size: int = 1000  # messages a pull asks for: brokers give 32 at the most if not told more
     batch_rows: int = 10_000  # in one piece on its way into the JVM
 
     given: frozenset[str] = field(default=frozenset(), compare=False)

@@ -82,10 +82,15 @@ def compile_matched(expr: Expr, property_of: PropertyOf) -> Column:
 
 
 class Compiler:
-    """For many expressions on the same properties: what is made of a property is made once."""
+    """For many expressions on the same properties: what is made of a property is made once.
 
-    def __init__(self, property_of: PropertyOf) -> None:
+    With `keep` it may also be evaluated once: that is given what is made of one, and gives the
+    column it becomes before the expressions are evaluated.
+    """
+
+    def __init__(self, property_of: PropertyOf, keep: Callable[[Column], Column] = same) -> None:
         self._property_of = property_of
+        self._keep = keep
         self._operands: dict[str, Operand] = {}
 
     def compile_outcome(self, expr: Expr) -> Column:
@@ -98,7 +103,10 @@ class Compiler:
         operand = self._operands.get(name)
         if operand is None:
             column = self._property_of(name)
-            operand = TypedOperand(column) if isinstance(column, Typed) else TextOperand(column)
+            if isinstance(column, Typed):
+                operand = TypedOperand(column)
+            else:
+                operand = TextOperand(column, self._keep)
             self._operands[name] = operand
         return operand
 

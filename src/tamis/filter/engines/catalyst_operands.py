@@ -71,6 +71,7 @@ class Leaf:
     is_true: _Thunk | None = None  # else `answer`
     fails: Column | None = None
     unknown: Column | None = None
+    why: _Thunk | None = None  # the outcome where `answer` is null, if there are both
 
     def holds(self, wanted: bool) -> Column:
         return (self.is_true or self.answer)() if wanted else self.is_false()
@@ -79,7 +80,7 @@ class Leaf:
     def outcome(self) -> Column:
         if self.fails is not None and self.unknown is not None:
             # what is neither is null for one of two reasons; the answer, which is long, stands once
-            why = F.when(self.unknown, int(N_)).otherwise(int(E_))
+            why = self.why() if self.why else F.when(self.unknown, int(N_)).otherwise(int(E_))
             return F.coalesce(self.answer().cast("int"), why)
         cases = F.when(self.answer(), int(T_))
         if self.fails is not None:
@@ -108,10 +109,11 @@ _SHORT: Final = {Kind.INT: r"^[+-]?[0-9]{1,9}\z", Kind.LONG: r"^[+-]?[0-9]{1,18}
 
 
 class TextOperand:
-    """A property as text."""
+    """A property as text. `keep` is given what is made of it, and gives what stands for that."""
 
-    def __init__(self, text: Column) -> None:
+    def __init__(self, text: Column, keep: Callable[[Column], Column]) -> None:
         self.text = text
+        self._keep = keep
 
     def may_fail(self, kind: Kind) -> bool:
         return kind in NUMBERS
@@ -140,31 +142,43 @@ class TextOperand:
     @cached_property
     def double(self) -> Column:
         """`Double.valueOf`; null for text that it refuses."""
-        return F.when(self._is_double, self._lax_double)
+        return self._keep(F.when(self._is_double, self._lax_double))
 
     @cached_property
     def _lax_long(self) -> Column:
         return self.text.try_cast("bigint")
 
     @cached_property
-    def _integers(self) -> dict[Kind, Column]:
-        """`Integer.valueOf`, `Long.valueOf`."""
+    def _int(self) -> Column:
+        """`Integer.valueOf`."""
+        return self._keep(self._integer("int"))
+
+    @cached_property
+    def _long(self) -> Column:
+        """`Long.valueOf`."""
+        return self._keep(self._integer("bigint"))
+
+    def _integer(self, name: str) -> Column:
         is_ascii, is_any = self.text.rlike(_ASCII), self.text.rlike(_DIGITS)
         plain = F.translate(self.text, _FOREIGN, "0123456789" * (len(_FOREIGN) // 10))
-        return {
-            kind: F.when(is_ascii, self.text.try_cast(name)).when(is_any, plain.try_cast(name))
-            for kind, name in ((Kind.INT, "int"), (Kind.LONG, "bigint"))
-        }
+        return F.when(is_ascii, self.text.try_cast(name)).when(is_any, plain.try_cast(name))
+
+    def _exact(self, kind: Kind) -> Column:
+        if kind is Kind.DOUBLE:
+            return self.double
+        return self._int if kind is Kind.INT else self._long
 
     @cached_property
     def _is_short(self) -> dict[Kind, Column]:
         return {kind: self.text.rlike(pattern) for kind, pattern in _SHORT.items()}
 
+    def _fails(self, kind: Kind) -> Column:
+        return self.text.isNotNull() & self._exact(kind).isNull()
+
     @cached_property
-    def _fails(self) -> dict[Kind, Column]:
-        values = {**self._integers, Kind.DOUBLE: self.double}
-        present = self.text.isNotNull()
-        return {kind: present & value.isNull() for kind, value in values.items()}
+    def _why(self) -> Column:
+        """The outcome where there is no number."""
+        return self._keep(F.when(self.is_null, int(N_)).otherwise(int(E_)))
 
     def is_in(self, values: list[Any], kind: Kind) -> Column:
         return self.one_of(values, kind).holds(True)
@@ -196,13 +210,13 @@ class TextOperand:
         negated: Callable[[Column], Column],
         is_finite: tuple[bool, bool],  # whether only a finite number passes, of each
     ) -> Leaf:
-        exact = self.double if kind is Kind.DOUBLE else self._integers[kind]
         return Leaf(
-            lambda: test(exact),
+            lambda: test(self._exact(kind)),
             lambda: self._passes(kind, negated, is_finite[1]),
             lambda: self._passes(kind, test, is_finite[0]),
-            self._fails[kind],
+            self._fails(kind),
             self.is_null,
+            lambda: self._why,
         )
 
     def _passes(self, kind: Kind, test: Callable[[Column], Column], is_finite: bool) -> Column:
@@ -214,7 +228,7 @@ class TextOperand:
             passes = test(self._lax_double)
             return passes if is_finite else passes & self._is_double
         passes = F.coalesce(test(self._lax_long), self.text.isNotNull())
-        return passes & (self._is_short[kind] | test(self._integers[kind]))
+        return passes & (self._is_short[kind] | test(self._exact(kind)))
 
 
 class TypedOperand:
