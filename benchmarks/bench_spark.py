@@ -395,7 +395,7 @@ class Sources:
 
     def wire(self, **options: str) -> "DataFrame":
         reader = self.spark.read.format("rocketmq").option("nameserver", self.nameserver)
-        return reader.options(**{"pullSize": str(PULL), **options}).load(TOPIC)
+        return reader.options(**options).load(TOPIC)
 
     def from_kafka(self, *, is_tuned: bool = True, headers: bool = False) -> "DataFrame":
         assert self.kafka is not None
