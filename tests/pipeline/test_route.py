@@ -21,6 +21,8 @@ from sparkling import SETTINGS, create_topic, send_all
 from tamis.cli.main import main
 from tamis.client import blocking
 from tamis.errors import ConfigError
+from tamis.filter import Outcome, parse
+from tamis.filter.engines.closures import compile_closure, evaluate
 from tamis.message import Message
 from tamis.pipeline import load, route
 from tamis.pipeline.runner import JobFailed, Report, Stop
@@ -469,6 +471,32 @@ def test_kill_9_in_the_middle_of_a_batch_loses_and_doubles_nothing(
         "cheap": 12,
     }
     assert not list(pipeline.folder.glob("*/_staging*"))
+
+
+def test_many_groups_have_one_file_each_of_a_batch_and_the_right_messages(
+    pipeline: Pipeline,
+) -> None:
+    """Their numbers are read from text once for all; settings of the session stay as they were."""
+    send(pipeline.cluster, pipeline.topic, 4)
+    comparisons = ("price > 7", "price >= 7.0", "price < 500", "price BETWEEN 1 AND 80",
+                   "price <> 7", "price IN ('7', '80')", "price > 100 OR region = 'us'",
+                   "NOT (price > 7)", "price = 120.0 AND region IS NOT NULL")  # fmt: skip
+    rest = ""
+    for number, text in enumerate(comparisons):
+        rest += f'[[subscription]]\ngroup = "g{number}"\nsql = "{text}"\n'
+        rest += f'sink = {{ format = "parquet", path = "g{number}", columns = ["keys"] }}\n'
+    pipeline.describe(rest)
+    assert pipeline.spark is not None
+    before = dict(pipeline.spark.conf.getAll)
+    summary = pipeline.run()
+    assert dict(pipeline.spark.conf.getAll) == before
+    for number, text in enumerate(comparisons):
+        closure = compile_closure(parse(text))
+        outcomes = [evaluate(closure, properties) for _, properties in ORDERS]
+        digits = "".join(str(n) for n, one in enumerate(outcomes) if one.matched)
+        assert pipeline.got(f"g{number}") == wanted(digits, range(40)), text
+        assert summary.groups[number].failed == 4 * outcomes.count(Outcome.ERROR), text
+        assert len(list((pipeline.folder / f"g{number}" / "batch=0").glob("*.parquet"))) == 1
 
 
 class Done(NamedTuple):

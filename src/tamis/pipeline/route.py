@@ -35,7 +35,7 @@ from .summary import GroupCounts, RouteSummary, Sample
 __all__ = ["Epoch", "check", "run"]
 
 _MOST_SAMPLES: Final = 4  # of a kind
-_MANY: Final = 150  # subscriptions
+_LARGE: Final = 2000  # characters of SQL in all
 
 
 def check(config: Config) -> None:
@@ -76,12 +76,12 @@ def run(
             route.summary.status = "not run"
             route.summary.notes.append(f"would begin at {route.place}")
             return route.summary
-        with _settings(spark, len(config.subscriptions)):
+        with _settings(spark, config.subscriptions):
             return route.run(continuous, report)
 
 
 @contextmanager
-def _settings(spark: SparkSession, subscriptions: int) -> Iterator[None]:
+def _settings(spark: SparkSession, subscriptions: Sequence[Subscription]) -> Iterator[None]:
     """Those a route needs, until it has ended."""
     wanted = {
         # A method of more than 8000 bytes of code is never compiled by Java's just-in-time
@@ -90,7 +90,8 @@ def _settings(spark: SparkSession, subscriptions: int) -> Iterator[None]:
         # What is observed of rows that turn out to be none after a shuffle would be forgotten.
         "spark.sql.adaptive.enabled": "false",
     }
-    if subscriptions > _MANY:  # their loop would be too large for a method of Java's
+    if sum(len(one.filter.text) for one in subscriptions if one.filter.kind == "sql") > _LARGE:
+        # one loop for them would not go into a method of Java's, of which Spark tells at length
         wanted["spark.sql.codegen.wholeStage"] = "false"
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():

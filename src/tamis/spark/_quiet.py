@@ -6,6 +6,7 @@ worker meets a broken pipe then, and Spark's daemon, whose child it is, prints i
 
 import sys
 import traceback
+from types import TracebackType
 from typing import Any
 
 __all__ = ["be_quiet"]
@@ -26,5 +27,13 @@ def be_quiet() -> None:
     """In a worker; elsewhere it does nothing."""
     main: Any = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name == "pyspark.daemon":
+    name = spec.name if spec is not None else ""
+    if name == "pyspark.daemon":
         main.traceback = _Tracebacks()
+    elif name.startswith("pyspark.sql."):  # those of a stream's planning, when it is stopped
+        sys.excepthook = _tell
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, BrokenPipeError):
+        sys.__excepthook__(kind, error, trace)
