@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tamis.errors import ConfigError
-from tamis.spark.offsets import Positions, Range, cut, pack, share
+from tamis.spark.offsets import Positions, Range, cut, cut_at, pack, share
 from tamis.wire.bodies import MessageQueue
 
 queues = st.builds(
@@ -77,6 +77,18 @@ def test_cuts_are_the_same_messages_in_order(
     total = sum(one.size for one in found)
     if at_least is not None and found and all(one.size >= at_least for one in found):
         assert len(pieces) >= min(at_least, total)
+
+
+@given(ranges, st.integers(1, 5_000))
+def test_pieces_of_files_are_the_same_messages_each_in_one_file(
+    found: list[Range], step: int
+) -> None:
+    for one in found:
+        pieces = cut_at(one, step)
+        assert [*range(one.start, one.end)] == [
+            at for piece in pieces for at in range(piece.start, piece.end)
+        ]
+        assert all(piece.start // step == (piece.end - 1) // step for piece in pieces)
 
 
 @given(ranges, st.integers(1, 5_000))

@@ -17,7 +17,7 @@ from tamis.message import Message
 from tamis.spark import origins
 from tamis.spark.offsets import Positions
 from tamis.spark.options import Options, Time
-from tamis.spark.reader import Partition
+from tamis.spark.reader import BatchReader, Partition
 from tamis.spark.schema import row_type
 from tamis.spark.stream import StreamReader
 from tamis.store.scan import bounds
@@ -29,7 +29,7 @@ ALL = ReadAllAvailable()
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     monkeypatch.setattr(origins, "_ROUTES_LAST", 0.0)
-    with LocalCluster(log_file_size=2**22) as cluster:
+    with LocalCluster(log_file_size=2**22, queue_file_size=20 * 50) as cluster:
         create_topic(cluster, "Lamps", 2)
         yield cluster
 
@@ -190,6 +190,24 @@ def test_what_a_stores_broker_is_called_stays_as_it_was(cluster: LocalCluster) -
     here = latest(made, made.initialOffset(), ALL)
     with pytest.raises(ConfigError, match="option broker is 'b'"):
         latest(of_log(broker="b"), here, ALL)
+
+
+def test_a_store_is_read_by_files_of_its_queues_and_a_topic_by_its_queues(
+    cluster: LocalCluster,
+) -> None:
+    fill(cluster, 250)  # a file of a queue has 50
+
+    def sizes(**options: str) -> list[int]:
+        of_log = "path" in options
+        parsed = Options.parse({"topic": "Lamps", **options}, of_log=of_log)
+        found = BatchReader(parsed, row_type(parsed.columns, ())).partitions()
+        parts = [one.parts for one in found if isinstance(one, Partition)]
+        return [part.end - part.start for (part,) in parts]
+
+    store = sizes(path=str(cluster.store))
+    assert sum(store) == 250
+    assert max(store) == 50
+    assert len(sizes(nameserver=cluster.nameserver)) == 2
 
 
 def test_a_pattern_takes_in_no_topic_of_rocketmqs(cluster: LocalCluster, reader: Made) -> None:

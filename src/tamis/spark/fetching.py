@@ -43,6 +43,7 @@ __all__ = [
     "fetch_wire",
     "log_bounds",
     "log_offset_at",
+    "log_units_a_file",
 ]
 
 log = logging.getLogger(__name__)
@@ -446,6 +447,13 @@ def log_bounds(
     """(first, end) of every queue of such topics in a store, by topic and queue id. Raises
     StoreError."""
     return bounds(root, is_wanted)
+
+
+def log_units_a_file(root: str, topic: str, queue_id: int) -> int:
+    """Messages in each of a queue's files."""
+    scan = Scan(root, topic, queue_id)
+    scan.close()
+    return scan.units_a_file
 
 
 def log_offset_at(root: str, topic: str, queue_id: int, millis: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from ..errors import ConfigError
 from ..wire.bodies import MessageQueue
 
-__all__ = ["Bounds", "Positions", "Range", "cut", "pack", "share"]
+__all__ = ["Bounds", "Positions", "Range", "cut", "cut_at", "pack", "share"]
 
 
 class Bounds(NamedTuple):
@@ -147,6 +147,12 @@ def cut(ranges: Iterable[Range], at_least: int | None, largest: int | None) -> l
         edges = [one.start + one.size * number // count for number in range(count + 1)]
         cut_up += [Range(one.queue, *edge) for edge in pairwise(edges)]
     return cut_up
+
+
+def cut_at(one: Range, step: int) -> list[Range]:
+    """At multiples of `step`."""
+    inner = range((one.start // step + 1) * step, one.end, step)
+    return [Range(one.queue, *edge) for edge in pairwise([one.start, *inner, one.end])]
 
 
 def pack(ranges: Iterable[Range], size: int) -> list[list[Range]]:

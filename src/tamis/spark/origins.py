@@ -40,6 +40,9 @@ class Origin(Protocol):
 
     def partition(self, one: Range) -> WireRange | LogRange: ...
 
+    def in_a_file(self, queue: MessageQueue) -> int | None:
+        """Messages of it that lie together, if they do: from a multiple of it on."""
+
     def is_gone(self, queue: MessageQueue) -> bool:
         """Of one that was there: it will not come back, as far as can be known."""
 
@@ -162,6 +165,9 @@ class Brokers:
         self._seen.update(queue.topic for queue in found)
         return [queue for queue in options.assigned if queue in found] or sorted(found)
 
+    def in_a_file(self, queue: MessageQueue) -> int | None:
+        return None
+
     def is_gone(self, queue: MessageQueue) -> bool:
         """It is away if its broker is."""
 
@@ -268,6 +274,11 @@ class Directory:
     def _is_wanted(self, topic: str) -> bool:
         options = self._options
         return topic in options.topics if options.topics else _fits(topic, options.pattern or ".*")
+
+    def in_a_file(self, queue: MessageQueue) -> int | None:
+        from .fetching import log_units_a_file
+
+        return log_units_a_file(self._options.root, queue.topic, queue.queue_id)
 
     def is_gone(self, queue: MessageQueue) -> bool:
         return True

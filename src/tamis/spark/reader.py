@@ -72,9 +72,19 @@ def checked(rows: StructType, options: Options) -> StructType:
 
 
 def partitions_of(origin: Origin, ranges: Sequence[Range], options: Options) -> list[Partition]:
-    """One for each queue, or several if options say so."""
-    pieces = offsets.cut(ranges, options.min_partitions, options.max_per_partition)
-    return [Partition((origin.partition(one),)) for one in pieces]
+    """One for each queue, of a store's files one for each of them, or as many as options say."""
+    return [Partition((origin.partition(one),)) for one in _cut(origin, ranges, options)]
+
+
+def _cut(origin: Origin, ranges: Sequence[Range], options: Options) -> list[Range]:
+    if options.min_partitions is not None or options.max_per_partition is not None:
+        return offsets.cut(ranges, options.min_partitions, options.max_per_partition)
+    steps = [origin.in_a_file(one.queue) for one in ranges]
+    return [
+        piece
+        for one, step in zip(ranges, steps, strict=True)
+        for piece in (offsets.cut_at(one, step) if step else [one])
+    ]
 
 
 def packed_partitions_of(
@@ -84,7 +94,7 @@ def packed_partitions_of(
     together, unless options say into how many to cut."""
     if options.min_partitions is not None or options.max_per_partition is not None:
         return partitions_of(origin, ranges, options)
-    packs = offsets.pack(ranges, _PACKED)
+    packs = offsets.pack(_cut(origin, ranges, options), _PACKED)
     return [Partition(tuple(origin.partition(one) for one in pack)) for pack in packs]
 
 

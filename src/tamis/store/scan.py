@@ -46,6 +46,7 @@ class Scan:
         self._log = directory.log
         self._queue = directory.open_queue(topic, queue_id)
         sequence = self._queue.sequence
+        self.units_a_file = sequence.file_size // UNIT_SIZE
         low = sequence.start // UNIT_SIZE
         self.end = self.units_end = self._find_units_end(low)
         if self.end > low and self._is_absent(self.end - 1):
