@@ -25,7 +25,7 @@ nameserver, home, marks = sys.argv[1:]
 def slowly(batches):
     for batch in batches:
         open(f"{marks}/{time.time_ns()}-{os.getpid()}", "w").close()
-        time.sleep(0.3)
+        time.sleep(0.15)
         yield batch
 
 config = {"spark.driver.memory": "1g", "spark.sql.execution.arrow.maxRecordsPerBatch": "20"}
