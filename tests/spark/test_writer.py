@@ -208,7 +208,8 @@ def test_rows_in_order_stay_so_while_the_broker_restarts() -> None:
             yield batch
 
     with LocalCluster() as cluster:
-        writer = written(cluster, "restarted", batchRows="20")
+        # more tries than usual: where other tests run too a restart takes its time
+        writer = written(cluster, "restarted", batchRows="20", retries="10", requestTimeout="30s")
         assert writer.write(restarting()).rows == 900
         last: dict[str, int] = {}
         seen = set()
