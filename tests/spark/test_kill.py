@@ -59,7 +59,7 @@ def kill_after(cluster: LocalCluster, home: Path, count: int) -> None:
     """Once so many more pieces of batches are begun."""
     before = len(list((home / "marks").glob("*"))) if (home / "marks").exists() else 0
     running = start(cluster, home)
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     while len(list((home / "marks").glob("*"))) < before + count:
         assert running.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline, "it did not come so far"
@@ -76,7 +76,7 @@ def test_a_query_killed_in_mid_batch_loses_and_doubles_nothing(
     kill_after(local_cluster, tmp_path, 3)  # in the first batch
     kill_after(local_cluster, tmp_path, 14)  # some batches later
     last = start(local_cluster, tmp_path)
-    assert last.wait(240) == 0
+    assert last.wait(400) == 0
     batches = list((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))
     assert len(batches) == COUNT // A_BATCH
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
