@@ -23,7 +23,7 @@ test: install  ## run the tests
 	@$(BIN)/python -m pytest -n $(WORKERS)
 
 spark: install  ## all tests of Spark: also a cluster, Connect, Apache's brokers, every vector
-	@TAMIS_INTEROP=required TAMIS_VECTORS=all $(BIN)/python -m pytest tests/spark tests/pipeline
+	@TAMIS_INTEROP=required TAMIS_THOROUGH=1 $(BIN)/python -m pytest tests/spark tests/pipeline
 
 demo: install  ## a broker, orders, groups that filter them; CLIENT=java, cpp or tamis
 	@$(BIN)/python examples/orders/run.py $(if $(CLIENT),--client $(CLIENT))

@@ -60,7 +60,7 @@ def our_answer(text: str, dialect: Dialect, message: dict[str, str] | None) -> s
     return {False: "false", True: "true", None: "null"}[answer]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(data=st.data(), message=messages)
 def test_an_expression_has_the_outcome_of_the_real_engine(
     engine: Oracle, line: str, data: st.DataObject, message: dict[str, str] | None

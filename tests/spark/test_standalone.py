@@ -1,6 +1,7 @@
 """A real cluster gives what local mode gives."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,9 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.skipif(
+    os.environ.get("TAMIS_THOROUGH") != "1", reason="the pipeline is shown on it: make spark"
+)
 def test_a_job_on_a_cluster_prints_what_it_prints_locally(
     master: str, local_cluster: LocalCluster
 ) -> None:
