@@ -42,6 +42,14 @@ def message(number: int) -> Message:
     return Message(TOPIC, f"body {number}", tags=tags, keys=f"k{number}", properties=properties)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def idle_connections() -> Iterator[None]:
+    """Closed at the end: a worker of Spark's keeps them until it ends."""
+    yield
+    while fetching._IDLE:
+        fetching._IDLE.popitem()[1][0].close()
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(log_file_size=2**22, queue_file_size=20 * 300) as cluster:
