@@ -11,20 +11,20 @@ Paths are relative to the file. What is wrong raises ConfigError with one line t
 file and the table; a filter that does not compile adds a picture of it.
 """
 
-import difflib
 import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..errors import ConfigError, InvalidFilter
 from ..filter import Dialect, parse
 from ..filter.tags import parse_tags
+from .table import Table, is_local, near
 
 __all__ = [
     "ALL",
@@ -58,7 +58,6 @@ OTHER_COLUMNS: Final = (
 _SENT: Final = ("topic", "broker", "queue_id", "offset", "tags", "keys", "properties", "body")
 JOBS: Final = ("route", "archive", "replay")
 _GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")  # RocketMQ's rule
-_SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,11 +206,6 @@ class Config:
     replay: Replay | None = None
 
 
-def is_local(path: str) -> bool:
-    """Whether it is of this machine's file system: it has no scheme."""
-    return not _SCHEME.match(path)
-
-
 def millis_of(text: str) -> int:
     """Of a time as a file has it; UTC if it names no zone."""
     if text.isdigit():
@@ -227,7 +221,7 @@ def load(file: str | Path) -> Config:
         tables = tomllib.loads(file.read_text("utf-8"))
     except ValueError as error:  # no TOML, or no UTF-8
         raise ConfigError(f"{file}: {error}") from None
-    top = _Table(tables, f"{file}: ", file, "table")
+    top = Table(tables, f"{file}: ", file, "table")
     run = top.table("run", {})
     job = run.choice("job", JOBS, "route")
     stem = file.absolute().parent / ".tamis" / file.stem
@@ -248,7 +242,7 @@ def load(file: str | Path) -> Config:
     return config
 
 
-def _route(top: "_Table", source: Source) -> dict[str, Any]:
+def _route(top: Table, source: Source) -> dict[str, Any]:
     subscriptions: dict[str, Subscription] = {}
     places: dict[tuple[str, str], str] = {}
     tables = top.tables("subscription")
@@ -279,7 +273,7 @@ def _route(top: "_Table", source: Source) -> dict[str, Any]:
     return {"subscriptions": tuple(subscriptions.values()), "unmatched": kept}
 
 
-def _archive(top: "_Table", source: Source) -> dict[str, Any]:
+def _archive(top: Table, source: Source) -> dict[str, Any]:
     table = top.table("archive")
     archive = Archive(
         path=table.path("path"),
@@ -293,7 +287,7 @@ def _archive(top: "_Table", source: Source) -> dict[str, Any]:
     return {"archive": archive}
 
 
-def _replay(top: "_Table", source: Source) -> dict[str, Any]:
+def _replay(top: Table, source: Source) -> dict[str, Any]:
     table = top.table("replay")
     offsets = table.take("offsets", (dict, str), None, "a table or JSON text")
     replay = Replay(
@@ -320,7 +314,7 @@ def _replay(top: "_Table", source: Source) -> dict[str, Any]:
 _OF_JOB: Final = {"route": _route, "archive": _archive, "replay": _replay}
 
 
-def _source(table: "_Table") -> Source:
+def _source(table: Table) -> Source:
     given = [name for name in ("nameserver", "store", "archive") if table.has(name)]
     if len(given) != 1:
         said = f"has {' and '.join(given)}" if given else "does not say where messages are"
@@ -346,7 +340,7 @@ def _names_topics(option: str) -> bool:
     return option.lower() in ("topicpattern", "assign")
 
 
-def _filter(table: "_Table", dialect: str) -> Filter | None:
+def _filter(table: Table, dialect: str) -> Filter | None:
     given = [kind for kind in ("tags", "sql", "code") if table.has(kind)]
     if len(given) > 1:
         raise table.error(f"has both {' and '.join(given)}: give it one of them")
@@ -366,7 +360,7 @@ def _filter(table: "_Table", dialect: str) -> Filter | None:
     return Filter(kind, text, dialect)
 
 
-def _code(table: "_Table", text: str) -> str:
+def _code(table: Table, text: str) -> str:
     name, colon, of_class = text.rpartition(":")
     if not colon or not name or not of_class.isidentifier():
         raise table.error(f"code = {text!r}: write file.py:Class")
@@ -394,7 +388,7 @@ _KEYS_OF: Final = {
 _OTHER_KEYS: Final = ("path", "table", "columns", "options")  # of what is not in that
 
 
-def _sink(table: "_Table", source: Source) -> Sink:
+def _sink(table: Table, source: Source) -> Sink:
     name = _format(table.text("format"))
     keys = _KEYS_OF.get(name, _OTHER_KEYS)
     for key in ("path", "topic", "nameserver", "table", "columns", "options"):
@@ -427,7 +421,7 @@ def _format(name: str) -> str:
 def _why_not_columns(sink: Sink) -> str | None:
     for column in sink.columns:
         if column not in DEFAULT_COLUMNS + OTHER_COLUMNS:
-            hint = _near(column, DEFAULT_COLUMNS + OTHER_COLUMNS)
+            hint = near(column, DEFAULT_COLUMNS + OTHER_COLUMNS)
             return f"columns: a message has no {column}{hint}"
     if len(set(sink.columns)) < len(sink.columns):
         return "columns: one is named twice"
@@ -469,7 +463,7 @@ def _why_not_place(sink: Sink) -> str | None:
     return None
 
 
-def _check_place(places: dict[tuple[str, str], str], sink: Sink, who: str, table: "_Table") -> None:
+def _check_place(places: dict[tuple[str, str], str], sink: Sink, who: str, table: Table) -> None:
     if sink.path is None:
         return
     place = ("path", sink.path.rstrip("/"))
@@ -481,142 +475,6 @@ def _check_place(places: dict[tuple[str, str], str], sink: Sink, who: str, table
         raise table.error(f"sink: {sink.path} and {inside[0][1]}, the sink of"
                           f" {places[inside[0]]}, lie in each other")  # fmt: skip
     places[place] = who
-
-
-class _Table:
-    """A table being read: each key is taken once, then `end` refuses what is left."""
-
-    def __init__(
-        self, table: Mapping[str, Any], where: str, file: Path, what: str = "setting"
-    ) -> None:
-        self._table = dict(table)
-        self._known: list[str] = []
-        self._what = what
-        self.where = where
-        self.file = file
-
-    def error(self, text: str) -> ConfigError:
-        return ConfigError(self.where + text)
-
-    def has(self, name: str) -> bool:
-        self._known.append(name)
-        return name in self._table
-
-    def take(self, name: str, kinds: Any, default: Any, takes: str) -> Any:
-        self._known.append(name)
-        if name not in self._table:
-            if default is _NEEDED:
-                near = difflib.get_close_matches(name, self._table, 1)
-                hint = f"; is {near[0]} meant for it?" if near else ""
-                raise self.error(f"has no {name}{hint}")
-            return default
-        value = self._table.pop(name)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise self.error(f"{name} = {_shown(value)}: it takes {takes}")
-        return value
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """Without a default it must be there."""
-        value: str = self.take(name, str, _NEEDED if default is None else default, "text")
-        return value
-
-    def text_or_none(self, name: str) -> str | None:
-        value: str | None = self.take(name, str, None, "text")
-        if value == "":
-            raise self.error(f"{name} is empty")
-        return value
-
-    def texts(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        value = self.take(name, (str, list), default, "text or a list of texts")
-        found = (value,) if isinstance(value, str) else tuple(value)
-        if not all(isinstance(one, str) and one for one in found):
-            raise self.error(f"{name} = {_shown(value)}: it takes text or a list of texts")
-        return found
-
-    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        value: str = self.take(name, str, default, f"one of {', '.join(choices)}")
-        if value not in choices:
-            hint = _near(value, choices)
-            raise self.error(f"{name} = {value!r}: it takes one of {', '.join(choices)}{hint}")
-        return value
-
-    def path(self, name: str, default: Any = "") -> Any:
-        value = self.take(name, str, _NEEDED if default == "" else default, "a path")
-        if value is None:
-            return None
-        if not value:
-            raise self.error(f"{name} is empty")
-        return str(self.file.absolute().parent / value) if is_local(value) else value
-
-    def number(self, name: str) -> float | None:
-        value = self.take(name, (int, float), None, "a number above 0")
-        if value is not None and not value > 0:
-            raise self.error(f"{name} = {value}: it takes a number above 0")
-        return None if value is None else float(value)
-
-    def positive(self, name: str) -> int | None:
-        value = self.take(name, int, None, "a whole number above 0")
-        if value is not None and value < 1:
-            raise self.error(f"{name} = {value}: it takes a whole number above 0")
-        return None if value is None else int(value)
-
-    def time(self, name: str, default: str | None, words: Sequence[str] = ()) -> Any:
-        """ISO 8601 or milliseconds, as text; or one of the words."""
-        takes = "".join(f"{word}, " for word in words) + "a time in ISO 8601 or milliseconds"
-        value = self.take(name, (str, int, datetime, date), default, takes)
-        if value is None or value in words:
-            return value
-        if isinstance(value, (datetime, date)):
-            return value.isoformat()
-        try:
-            if not str(value).isdigit():
-                datetime.fromisoformat(str(value))
-        except ValueError:
-            raise self.error(f"{name} = {value!r}: it takes {takes}") from None
-        return str(value)
-
-    def options(self) -> dict[str, str]:
-        """For Spark: all are text there."""
-        found = {}
-        for name, value in self.take("options", dict, {}, "a table").items():
-            if isinstance(value, (dict, list)):
-                raise self.error(f"options: {name} = {_shown(value)}: it takes one value")
-            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
-        return found
-
-    def table(self, name: str, default: Any = None) -> "_Table":
-        takes = f"a table: write [{name}] or {name} = {{...}}"
-        value = self.take(name, dict, _NEEDED if default is None else default, takes)
-        inner = f"{name}: " if self._what == "setting" else f"[{name}] "
-        return _Table(value, self.where + inner, self.file)
-
-    def tables(self, name: str) -> list["_Table"]:
-        takes = f"tables: write [[{name}]]"
-        value = self.take(name, list, [], takes)
-        if not all(isinstance(one, dict) for one in value):
-            raise self.error(f"{name}: it takes {takes}")
-        return [_Table(one, f"{self.where}[[{name}]] ", self.file) for one in value]
-
-    def end(self) -> None:
-        for name in self._table:
-            if self._what == "table" and name in _TABLES:
-                raise self.error(f"[{name}] is of another job: see [run] job")
-            known = [*self._known, *(_TABLES if self._what == "table" else ())]
-            raise self.error(f"{name}: there is no such {self._what}{_near(name, known)}")
-
-
-_NEEDED: Final = object()
-_TABLES: Final = ("source", "run", "subscription", "unmatched", "archive", "replay")
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), 1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _ordinal(number: int) -> str:
