@@ -101,6 +101,8 @@ WRONG = {
     '[source]\ntopic = "orders"': "[source] does not say where messages are: give it one of",
     '[source]\nstore = "a"\narchive = "b"': "[source] has store and archive: give it one of",
     '[source]\nnameserver = "h:1"\n' + PAID: "[source] has no topic",
+    '[source]\nnameserver = "h:1"\ntopci = "t"\n'
+    + PAID: "topci: there is no such setting; did you",
     f'{SOURCE}strat = "latest"\n{PAID}': "[source] strat: there is no such setting; did you mean",
     f'{SOURCE}start = "soon"\n{PAID}': "start = 'soon': it takes earliest, latest, a time in ISO",
     f'{SOURCE}dialect = "5.0"\n{PAID}': "dialect = '5.0': it takes one of 4.9, 5.1.3",

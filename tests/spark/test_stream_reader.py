@@ -56,7 +56,7 @@ def reader(cluster: LocalCluster) -> Iterator[Made]:
 
         def make(**options: Any) -> StreamReader:
             said = {"nameserver": cluster.nameserver, "startingOffsets": "earliest", "retries": "0"}
-            if not {"topic", "topicPattern"} & options.keys():
+            if not {"topic", "topicPattern", "assign"} & options.keys():
                 said["topic"] = "Lamps"
             parsed = Options.parse(said | options, of_log=False)
             made = StreamReader(parsed, row_type(parsed.columns, parsed.properties))
@@ -132,6 +132,20 @@ def test_a_queue_that_is_gone_is_data_loss(
         assert len([text for text in caplog.messages if "is gone" in text]) == 1
     assert sum(there["Lamps"]["broker-a"].values()) == 6
     assert there["Chairs"] == here["Chairs"]
+
+
+def test_of_queues_that_were_named_no_others_are_read(
+    cluster: LocalCluster, reader: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(cluster, 6)
+    made = reader(assign='{"Lamps": {"broker-a": [1]}}', failOnDataLoss="false")
+    here = latest(made, made.initialOffset(), ALL)
+    assert passed(here) == 3
+    create_topic(cluster, "Lamps", 1)
+    deadline = time.monotonic() + 20
+    while not any("is gone" in text for text in caplog.messages):
+        assert time.monotonic() < deadline
+        assert latest(made, here, ALL) == here
 
 
 def test_a_first_batch_that_is_done_again_is_the_same(cluster: LocalCluster, reader: Made) -> None:

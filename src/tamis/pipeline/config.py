@@ -330,9 +330,9 @@ def _source(table: Table) -> Source:
         dialect=table.choice("dialect", [d.value for d in Dialect], Dialect.V4_9.value),
         options=table.options(),
     )
+    table.end()
     if source.nameserver is not None and not topics and not any(map(_names_topics, source.options)):
         raise table.error("has no topic")
-    table.end()
     return source
 
 

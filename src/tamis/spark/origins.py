@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 from ..client import offsets as client_offsets
 from ..client.admin import Admin
 from ..client.config import SYSTEM_TOPICS, ClientConfig
+from ..client.routes import MASTER
 from ..client.session import Session
 from ..errors import ConfigError, Error, ResponseError, TopicNotFound, Unreachable
 from ..wire import beans, headers
@@ -163,19 +164,27 @@ class Brokers:
             if queue not in found and queue.topic not in self._seen:
                 raise ConfigError(f"option assign names {queue}, which is not there to be read")
         self._seen.update(queue.topic for queue in found)
-        return [queue for queue in options.assigned if queue in found] or sorted(found)
+        if options.assigned:
+            return [queue for queue in options.assigned if queue in found]
+        return sorted(found)
 
     def in_a_file(self, queue: MessageQueue) -> int | None:
         return None
 
     def is_gone(self, queue: MessageQueue) -> bool:
-        """It is away if its broker is."""
+        return self._run(lambda: self._is_gone(queue))
 
-        async def names() -> set[str]:
-            found = await self._session.routes.cluster()
-            return {name for name, data in found.brokers.items() if 0 in data.addresses}
-
-        return queue.broker_name in self._run(names)
+    async def _is_gone(self, queue: MessageQueue) -> bool:
+        """It is away if its broker is. That is asked first: a broker comes back with its queues."""
+        routes = self._session.routes
+        data = (await routes.cluster()).brokers.get(queue.broker_name)
+        if data is None or MASTER not in data.addresses:
+            return False
+        try:
+            await routes.get(queue.topic, fresh=True)
+            return queue not in await routes.read_queues(queue.topic)
+        except TopicNotFound:
+            return True
 
     async def _stats(self, topic: str, broker: str) -> dict[MessageQueue, Bounds]:
         address = await self._session.routes.master(broker)
