@@ -41,6 +41,7 @@ __all__ = [
     "is_local",
     "load",
     "millis_of",
+    "names_topics",
 ]
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class Source:
     def what(self) -> str:
         if self.topics:
             return "topic " + ", ".join(self.topics)
-        named = [f"{name} {value}" for name, value in self.options.items() if _names_topics(name)]
+        named = [f"{name} {value}" for name, value in self.options.items() if names_topics(name)]
         return ", ".join(named) or "all topics"
 
     @property
@@ -331,12 +332,12 @@ def _source(table: Table) -> Source:
         options=table.options(),
     )
     table.end()
-    if source.nameserver is not None and not topics and not any(map(_names_topics, source.options)):
+    if source.nameserver is not None and not topics and not any(map(names_topics, source.options)):
         raise table.error("has no topic")
     return source
 
 
-def _names_topics(option: str) -> bool:
+def names_topics(option: str) -> bool:
     return option.lower() in ("topicpattern", "assign")
 
 

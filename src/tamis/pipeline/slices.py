@@ -14,14 +14,13 @@ from ..errors import ConfigError
 from ..spark.options import Options
 from ..spark.origins import open_origin, placed
 from . import archive, sources
-from .config import FILE_FORMATS, Config, Replay
+from .config import FILE_FORMATS, Config, Replay, names_topics
 from .steps import Needs
 
 __all__ = ["Ranges", "asked", "count", "cut", "options_of", "positions", "read", "slices_of"]
 
 _SLICE: Final = 500_000  # messages read at a time, if the file does not say
 _FILES: Final = 16  # of an archive at a time
-_WHICH: Final = ("topicpattern", "assign")  # options that name what is read
 
 # {"orders": {"broker-a": {"0": [12, 40]}}}: from, up to
 Ranges = dict[str, dict[str, dict[str, tuple[int, int]]]]
@@ -75,7 +74,7 @@ def read(spark: SparkSession, config: Config, part: Any, needs: Needs) -> DataFr
     source, replay = config.source, _of(config)
     reader = spark.read.format("rocketmq" if source.nameserver else "rocketmq-log")
     reader = reader.options(columns=",".join(needs.columns), **sources.place_of(source))
-    reader = reader.options(**{k: v for k, v in source.options.items() if k.lower() not in _WHICH})
+    reader = reader.options(**{k: v for k, v in source.options.items() if not names_topics(k)})
     if needs.properties:
         reader = reader.option("properties", ",".join(needs.properties))
     rows = reader.options(**_places(part)).load()
