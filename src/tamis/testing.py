@@ -1,19 +1,19 @@
 """What tests need that is hard to come by: a cluster of their own, files that fail and forget."""
 
 import asyncio
+import errno
 import os
 import random
+import shutil
 import tempfile
 import threading
 from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-import numpy as np
-
-from .store.files import Bytes, DiskFull, File, Files
+from .store.files import Bytes, Data, DiskFull, Files, failure
 
 if TYPE_CHECKING:
     from .broker.broker import Broker
@@ -192,78 +192,172 @@ class Crash(BaseException):
 
 
 class LossyFiles(Files):
-    """Real files that die at the `die_at`-th write or sync, fill up at the `full_at`-th write, and
-    lose, at `power_cut`, any part of what was written since it was last synced.
+    """Real files that fail, die and forget.
+
+    System calls are counted. At the `die_at`-th the process ends; at the `fail_at`-th there is an
+    error (`fault`, of errno), and if it is `lasting` at all that follow, until `mend`. From the
+    `full_at`-th write on the disk is full, until `make_room`. A write that fails is half done.
+
+    `power_cut` takes away what was not synced: of a file's bytes any part, sector by sector; of
+    the names made, removed and changed in a directory all from some point on, as file systems with
+    a journal do.
     """
 
     def __init__(
-        self, rng: random.Random, *, die_at: int | None = None, full_at: int | None = None
+        self,
+        rng: random.Random,
+        *,
+        die_at: int | None = None,
+        full_at: int | None = None,
+        fail_at: int | None = None,
+        fault: int = errno.EIO,
+        lasting: bool = False,
+        most_open: int | None = None,
     ) -> None:
+        super().__init__(most_open)
         self._rng = rng
         self._die_at = die_at
         self._full_at = full_at
-        self._operations = self._writes = 0
-        self._durable: dict[Path, Bytes] = {}
+        self._fail_at = fail_at
+        self._fault = fault
+        self._lasting = lasting
+        self._writes = 0
+        self._counting = threading.Lock()
+        self._durable: dict[Path, bytes] = {}  # what a file had when it was last synced
+        self._names: dict[Path, list[_NameChange]] = {}  # of a directory, since it was synced
+        self.calls = 0
+        self.failed: list[str] = []  # the calls that did, with their files
 
-    def open(self, path: Path, size: int, writable: bool = True) -> File:
-        file = super().open(path, size, writable)
-        file.close()
-        lossy = _LossyFile(path, size, writable)
-        lossy.owner = self
-        self._durable.setdefault(path, lossy.data.copy())
-        return lossy
+    def mend(self) -> None:
+        """From now on nothing fails."""
+        self._fail_at = self._full_at = self._die_at = None
+
+    make_room = mend
+
+    def _step(self, call: str, path: Path) -> None:
+        with self._counting:
+            self.calls += 1
+            if self._die_at is not None and self.calls >= self._die_at:
+                raise Crash
+            if self._fail_at is None or self.calls < self._fail_at:
+                return
+            if self.calls == self._fail_at or self._lasting:
+                self.failed.append(f"{call} {path}")
+                raise failure(path, OSError(self._fault, os.strerror(self._fault)))
+
+    def _fill(self, path: Path) -> None:
+        self._writes += 1
+        if self._full_at is not None and self._writes >= self._full_at:
+            raise DiskFull(f"{path}: no space left on the disk")
+
+    def open(self, path: Path, flags: int) -> int:
+        is_new = flags & os.O_CREAT and not path.exists()
+        if not is_new and path not in self._durable and path.is_file():
+            self._durable[path] = path.read_bytes()
+        self._step("open", path)
+        descriptor = super().open(path, flags)
+        if is_new:
+            self._durable.setdefault(path, b"")
+            self._change(path, None)
+        return descriptor
+
+    def write(self, path: Path, descriptor: int, offset: int, data: Data) -> None:
+        try:
+            self._step("write", path)
+            self._fill(path)
+        except BaseException:
+            part = memoryview(data)[: self._rng.randrange(len(data) + 1)]
+            super().write(path, descriptor, offset, part)
+            raise
+        super().write(path, descriptor, offset, data)
+
+    def resize(self, path: Path, descriptor: int, size: int) -> None:
+        self._step("resize", path)
+        super().resize(path, descriptor, size)
+
+    def allocate(self, path: Path, descriptor: int, offset: int, size: int) -> None:
+        self._step("allocate", path)
+        self._fill(path)
+        super().allocate(path, descriptor, offset, size)
+
+    def sync(self, path: Path, descriptor: int) -> None:
+        self._step("sync", path)
+        if path.exists():
+            self._durable[path] = path.read_bytes()
+
+    def map(self, path: Path, descriptor: int, size: int, *, writable: bool = False) -> Bytes:
+        self._step("map", path)
+        return super().map(path, descriptor, size, writable=writable)
+
+    def read(self, path: Path) -> bytes:
+        self._step("read", path)
+        return super().read(path)
+
+    def names(self, directory: Path) -> list[str]:
+        self._step("names", directory)
+        return super().names(directory)
 
     def remove(self, path: Path) -> None:
+        self._step("remove", path)
+        if path.exists():
+            self._change(path, self._durable.pop(path, path.read_bytes()))
         super().remove(path)
-        self._durable.pop(path, None)
 
-    def before_write(self, file: "_LossyFile", offset: int, data: memoryview) -> None:
-        self._operations += 1
-        self._writes += 1
-        part = data[: self._rng.randrange(len(data) + 1)]
-        if self._operations == self._die_at:
-            file.write_through(offset, part)
-            raise Crash
-        if self._full_at is not None and self._writes >= self._full_at:
-            file.write_through(offset, part)
-            raise DiskFull(f"{file.path}: no space left on the disk")
+    def replace(self, source: Path, target: Path) -> None:
+        self._step("replace", target)
+        if target.exists():
+            self._change(target, self._durable.get(target, target.read_bytes()))
+        else:
+            self._change(target, None)
+        super().replace(source, target)
+        self._durable[target] = self._durable.pop(source, target.read_bytes())
 
-    def before_sync(self, file: "_LossyFile") -> None:
-        self._operations += 1
-        if self._operations == self._die_at:
-            raise Crash
-        self._durable[file.path] = file.data.copy()
+    def make_one_directory(self, path: Path) -> None:
+        self._step("mkdir", path)
+        if not path.exists():
+            self._change(path, None)
+        super().make_one_directory(path)
 
-    def make_room(self) -> None:
-        self._full_at = None
+    def sync_directory(self, path: Path) -> None:
+        self._step("sync", path)
+        self._names.pop(path, None)
+
+    def _change(self, path: Path, before: bytes | None) -> None:
+        self._names.setdefault(path.parent, []).append(_NameChange(path, before))
 
     def power_cut(self) -> None:
-        """What was not synced may be there or not, sector by sector."""
         for path, durable in self._durable.items():
-            if not path.exists():
-                continue
-            now = np.fromfile(path, dtype=np.uint8)
-            if len(now) != len(durable):
-                continue
-            for at in range(0, len(now), _SECTOR):
-                part = slice(at, at + _SECTOR)
-                if (now[part] != durable[part]).any() and self._rng.random() < 0.5:
-                    now[part] = durable[part]
-            path.write_bytes(now.tobytes())
+            if path.exists():
+                self._forget_bytes(path, durable)
+        for changes in self._names.values():
+            kept = self._rng.randrange(len(changes) + 1)
+            for path, before in reversed(changes[kept:]):
+                if not path.parent.is_dir():
+                    continue  # gone with its directory
+                if before is not None:
+                    path.write_bytes(before)
+                elif path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+
+    def _forget_bytes(self, path: Path, durable: bytes) -> None:
+        now = path.read_bytes()
+        if now == durable:
+            return
+        size = self._rng.choice((len(now), len(durable)))
+        mixed = bytearray(now[:size].ljust(size, b"\0"))
+        old = durable[:size].ljust(size, b"\0")
+        for at in range(0, size, _SECTOR):
+            part = slice(at, at + _SECTOR)
+            if mixed[part] != old[part] and self._rng.random() < 0.5:
+                mixed[part] = old[part]
+        path.write_bytes(mixed)
 
 
-class _LossyFile(File):
-    owner: LossyFiles
-
-    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        self.owner.before_write(self, offset, memoryview(data))
-        self.write_through(offset, data)
-
-    def write_through(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        super().write(offset, data)
-
-    def sync(self) -> None:
-        self.owner.before_sync(self)
+class _NameChange(NamedTuple):
+    path: Path
+    before: bytes | None  # what it was the name of, if of anything
 
 
 def flip_bit(path: Path, rng: random.Random, end: int) -> int:

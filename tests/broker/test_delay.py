@@ -15,7 +15,7 @@ from tamis.errors import StoreError
 from tamis.message import DELAY_TOPIC, HALF_TOPIC, Host, StoredMessage, SysFlag
 from tamis.store.config import StoreConfig
 from tamis.store.dispatch import parse_delay_levels
-from tamis.store.files import DiskFull, Files
+from tamis.store.files import Data, DiskFull, Files
 from tamis.store.store import Store
 from tamis.testing import LossyFiles
 from tamis.wire import properties, record
@@ -274,9 +274,10 @@ class FullDisk(LossyFiles):
         super().__init__(random.Random(0))
         self.is_full = False
 
-    def before_write(self, file, offset: int, data: memoryview) -> None:
-        if self.is_full and file.path.parent.name == "commitlog":
+    def write(self, path: Path, descriptor: int, offset: int, data: Data) -> None:
+        if self.is_full and path.parent.name == "commitlog":
             raise DiskFull("the disk is full")
+        super().write(path, descriptor, offset, data)
 
 
 def test_what_cannot_be_stored_is_tried_again(tmp_path: Path, clock: Clock) -> None:

@@ -27,7 +27,7 @@ from tamis.broker.transactions import Transactions
 from tamis.message import LOOPBACK, Host
 from tamis.net.server import Route, Server, _ServerPeer
 from tamis.store.config import StoreConfig
-from tamis.store.files import DiskFull
+from tamis.store.files import Data, DiskFull
 from tamis.store.store import Store
 from tamis.testing import LossyFiles
 from tamis.wire import command, headers
@@ -77,9 +77,10 @@ class Files(LossyFiles):
         super().__init__(random.Random(0))
         self.is_full = False
 
-    def before_write(self, file: Any, offset: int, data: memoryview) -> None:
-        if self.is_full and file.path.parent.name == "commitlog":
+    def write(self, path: Path, descriptor: int, offset: int, data: Data) -> None:
+        if self.is_full and path.parent.name == "commitlog":
             raise DiskFull("the disk is full")
+        super().write(path, descriptor, offset, data)
 
 
 class Broker:

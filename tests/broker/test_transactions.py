@@ -24,7 +24,7 @@ from tamis.net.aio import Peer
 from tamis.net.server import Request, Route, Server
 from tamis.store.commitlog import Appended
 from tamis.store.config import StoreConfig
-from tamis.store.files import DiskFull, Files
+from tamis.store.files import Data, DiskFull, Files
 from tamis.store.store import Store
 from tamis.testing import LossyFiles
 from tamis.wire import properties, record
@@ -63,9 +63,10 @@ class FullDisk(LossyFiles):
         super().__init__(random.Random(0))
         self.is_full = False
 
-    def before_write(self, file, offset: int, data: memoryview) -> None:
-        if self.is_full and file.path.parent.name == "commitlog":
+    def write(self, path: Path, descriptor: int, offset: int, data: Data) -> None:
+        if self.is_full and path.parent.name == "commitlog":
             raise DiskFull("the disk is full")
+        super().write(path, descriptor, offset, data)
 
 
 class Broker:

@@ -40,7 +40,7 @@ def run(seed: int, root: Path) -> str:
         last = round_ == rounds - 1
         files = LossyFiles(
             rng,
-            die_at=rng.randrange(1, 150) if last and disaster in ("kill", "power") else None,
+            die_at=rng.randrange(1, 500) if last and disaster in ("kill", "power") else None,
             full_at=rng.randrange(1, 60) if last and disaster == "full" else None,
         )
         store = None
@@ -66,7 +66,7 @@ def run(seed: int, root: Path) -> str:
     if disaster == "derived":
         _remove_derived(root, rng)
     if rng.random() < 0.5:  # and once more, while it recovers
-        files = LossyFiles(rng, die_at=rng.randrange(1, 30))
+        files = LossyFiles(rng, die_at=rng.randrange(1, 120))
         store = None
         try:
             store = Store(root, config, files=files)

@@ -90,16 +90,9 @@ def test_threads_share_flushes(tmp_path: Path) -> None:
     class CountingFiles(Files):
         syncs = 0
 
-        def open(self, path, size, writable=True):
-            file = super().open(path, size, writable)
-            real = file.sync
-
-            def sync() -> None:
-                CountingFiles.syncs += 1
-                real()
-
-            file.sync = sync
-            return file
+        def sync(self, path, descriptor):
+            CountingFiles.syncs += 1
+            super().sync(path, descriptor)
 
     store = Store(tmp_path, small(log_file_size=2**20), files=CountingFiles())
     before = CountingFiles.syncs

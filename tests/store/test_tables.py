@@ -316,8 +316,8 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, step: int, *, done: bool = False) -
 
         return call
 
-    for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, dying(name, getattr(os, name)))
+    for name in ("fsync", "fdatasync", "replace"):
+        monkeypatch.setattr(os, name, dying(name.replace("fdata", "f"), getattr(os, name)))
     return seen
 
 

@@ -113,6 +113,8 @@ def walk(
         sys_flag = int4(base + at + 36)
         stored_at = 68 if sys_flag & 0x10 else 56
         body_at = stored_at + 8 + (20 if sys_flag & 0x20 else 8) + 16
+        if body_at + 3 > size:  # the lengths of topic and properties follow even an empty body
+            return count, at, _BAD_SIZE
         body = int4(base + at + body_at - 4)
         topic_at = body_at + body + 1
         if body < 0 or topic_at + 2 > size:

@@ -1,5 +1,6 @@
 """The checkpoint: up to which store time log, queues and index are on the disk for certain."""
 
+import os
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,9 +47,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint, files: Files) -> None:
     """Durable on return. 24 bytes of one sector: old or new after a crash, not half of each."""
-    file = files.open(path, CHECKPOINT_SIZE)
+    is_new = not path.exists()
+    descriptor = files.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        file.write(0, _TIMES.pack(checkpoint.log, checkpoint.queues, checkpoint.index))
-        file.sync()
+        if os.fstat(descriptor).st_size != CHECKPOINT_SIZE:
+            files.resize(path, descriptor, CHECKPOINT_SIZE)
+        times = _TIMES.pack(checkpoint.log, checkpoint.queues, checkpoint.index)
+        files.write(path, descriptor, 0, times)
+        files.sync(path, descriptor)
     finally:
-        file.close()
+        os.close(descriptor)
+    if is_new:
+        files.sync_directory(path.parent)

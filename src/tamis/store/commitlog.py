@@ -5,6 +5,7 @@ A record never spans files; what is left of a file after its last record is a bl
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,9 +22,19 @@ from ._walk import REASONS, Column, End, Rows, are_sound, walk
 from .files import Bytes, Files
 from .format import BLANK_SIZE
 from .mapped import FileSequence
-from .seals import Seals
+from .seals import NO_SEALS, Sealed, Seals
 
-__all__ = ["Appended", "Block", "Chunk", "CommitLog", "IllegalMessage", "Queue", "is_topic"]
+__all__ = [
+    "Appended",
+    "Block",
+    "Chunk",
+    "CommitLog",
+    "IllegalMessage",
+    "Queue",
+    "batch_size",
+    "is_storable",
+    "is_topic",
+]
 
 Queue = tuple[str, int]  # topic and queue id
 
@@ -34,8 +45,6 @@ _COUNTED = (0, int(SysFlag.COMMIT))
 
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
-_EMPTY: Rows = np.empty(0, dtype=np.int64)
-NO_SEALS = (_EMPTY, _EMPTY, _EMPTY)
 
 
 class IllegalMessage(StoreError):
@@ -46,6 +55,17 @@ def is_topic(name: str) -> bool:
     """Whether a directory can have the name. RocketMQ's own rule for topics is narrower, but the
     retry topic of a group has the group's name in it, for which it has no rule."""
     return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+
+
+def is_storable(topic: str) -> bool:
+    """Whether a record can have the topic."""
+    return is_topic(topic) and len(topic.encode()) <= record.MAX_TOPIC
+
+
+def batch_size(batch: bytes) -> int:
+    """How many messages are in a batch as it travels; -1 if it is not one."""
+    source = np.frombuffer(batch, dtype=np.uint8)
+    return int(measure_batch(source.ctypes.data, len(source), 0, 0)[0])
 
 
 _TOPIC = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]+")
@@ -74,6 +94,12 @@ class Block:
     size: int  # of all records
     largest: int  # body
 
+    @property
+    def counts(self) -> list[int]:
+        """How many messages each queue gets."""
+        counts: list[int] = self.shares[:, Share.COUNT].tolist()
+        return counts
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -96,7 +122,8 @@ class CommitLog:
 
     An append is with the operating system when it returns: it survives a kill of the process. It
     survives a power cut once `flush` has returned. A record cut short by either is dropped by
-    recovery, and everything after it.
+    recovery, and everything after it. An append that fails, at whatever step, leaves the log as it
+    was; while even that can't be done, further ones are refused.
     """
 
     def __init__(
@@ -115,6 +142,7 @@ class CommitLog:
         self._host = record.pack_host(store_host)
         self._topics: set[str] = set()  # that were found to be storable
         self._max_body = max_body
+        self._is_torn = False  # an append failed, and what it left is still there
 
     @property
     def files(self) -> FileSequence:
@@ -133,7 +161,7 @@ class CommitLog:
     ) -> list[Appended]:
         """Writes records in order, giving each the next offset of its queue (`now`: milliseconds).
 
-        All are checked first: one that can't be stored refuses all of them. If the disk fills up,
+        All are checked first: one that can't be stored refuses all of them. If anything fails,
         `end` stays where it was and nothing of this call counts.
         """
         topics, most = self._topics, self._max_body
@@ -146,10 +174,23 @@ class CommitLog:
                 or len(draft.properties) > record.MAX_PROPERTIES
             ):
                 self._check(draft)
-        try:
+        with self._undone_if_it_fails():
             return self._append(drafts, next_offsets, now)
-        except StoreError:
-            self.truncate(self._sequence.end)  # half of it may be there
+
+    @contextmanager
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        """For an append, which moves `end` when all is written. Half of it may be there if it
+        fails: a new file, a blank record, records that nobody was promised."""
+        if self._is_torn:
+            self.truncate(self._sequence.end)
+            self._is_torn = False
+        try:
+            yield
+        except BaseException:
+            self._is_torn = True
+            with suppress(StoreError):  # then it is tried again before the next append
+                self.truncate(self._sequence.end)
+                self._is_torn = False
             raise
 
     def _append(
@@ -224,16 +265,13 @@ class CommitLog:
             begin += room
         out, edges = np.empty(size, dtype=np.uint8), np.empty(count + 1, dtype=np.int64)
         encode_batch(base, head, tail, extra, begin, first, out, edges)
-        try:
+        with self._undone_if_it_fails():
             if rolls and room:
                 blank = room.to_bytes(4) + record.BLANK_MAGIC.to_bytes(4)
                 sequence.write(begin - room, blank)
             sequence.write(begin, out.data)
             if self._seals is not None and count:
                 self._seals.seal(begin - begin % sequence.file_size, edges, out, begin)
-        except StoreError:
-            self.truncate(sequence.end)
-            raise
         sequence.end = begin + size
         next_offsets[queue] = first + count
         places = edges[:-1].tolist()
@@ -261,13 +299,10 @@ class CommitLog:
         head = _head(block.born_host, self._host)
         source, properties = block.source, block.properties
         encode_block(source, properties, block.rows, shares, head, now, begin, out, edges)
-        try:
+        with self._undone_if_it_fails():
             sequence.write(begin, out.data)
             if self._seals is not None:
                 self._seals.seal(begin - begin % sequence.file_size, edges, out, begin)
-        except StoreError:
-            self.truncate(begin)  # half of it may be there
-            raise
         sequence.end = begin + size
         next_offsets.update(zip(block.queues, shares[:, _NEXT_OFFSET].tolist(), strict=True))
         return edges
@@ -320,7 +355,7 @@ class CommitLog:
                 ats, lengths = offsets[at:to] - file_start, sizes[at:to]
                 sound = np.empty(len(ats), dtype=np.bool_)
                 stop = min(end - file_start, file_size)
-                seals = self.seals_of(file_start)
+                seals = self.seals_of(file_start, ats)
                 are_sound(data.ctypes.data, ats, lengths, file_start, stop, *seals, sound)
                 spans = zip(ats.tolist(), lengths.tolist(), sound.tolist(), strict=True)
                 found += [data[a : a + n] if good else _NOTHING for a, n, good in spans]
@@ -331,9 +366,12 @@ class CommitLog:
     def seals(self) -> Seals | None:
         return self._seals
 
-    def seals_of(self, file_start: int) -> tuple[Rows, Rows, Rows]:
-        """Those of one log file; see `Seals.of`."""
-        return NO_SEALS if self._seals is None else self._seals.of(file_start)
+    def seals_of(self, file_start: int, ats: Rows) -> Sealed:
+        """Those of records of one log file; see `Seals.of`."""
+        return NO_SEALS if self._seals is None else self._seals.of(file_start, ats)
+
+    def is_sealed(self, file_start: int) -> bool:
+        return self._seals is not None and self._seals.has(file_start)
 
     def sound_record(self, offset: int, size: int) -> Bytes:
         return self.sound_records(np.array([offset]), np.array([size]))[0]
@@ -383,7 +421,7 @@ class CommitLog:
         return int(broken[0]) if len(broken) else None
 
     def truncate(self, end: int) -> None:
-        """Nothing is left from `end` on."""
+        """Nothing is left from `end` on. Raises StoreError; then it can be done again."""
         self._sequence.truncate(end)
         if self._seals is not None:
             size = self._sequence.file_size

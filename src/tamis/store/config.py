@@ -35,6 +35,7 @@ class StoreConfig:
     extension_file_size: int = 48 * 2**20
     index_slots: int = 5_000_000  # numbers; an index file takes 4 a slot and 20 an entry
     index_entries: int = 20_000_000
+    open_files: int = 0  # mappings and descriptors held; 0: a fourth of what the process may have
 
     def __post_init__(self) -> None:
         if self.flush not in ("sync", "async"):

@@ -6,6 +6,7 @@ store time and a bitmap of the groups whose filter matched. RocketMQ 4.9's `Cons
 """
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from ..message import QueueOffset
 from . import format
 from ._walk import extension_end
-from .files import Bytes, File, Files
+from .files import Bytes, Files, Mapped
 from .format import EXT_ADDRESS_MAX, EXT_BASE, EXT_HEAD, EXT_HEAD_SIZE, EXT_TAIL, UNIT, UNIT_SIZE
 from .mapped import FileSequence
 
@@ -28,10 +29,14 @@ Ints = npt.NDArray[np.int64]
 class Stretch(NamedTuple):
     """Units of one file, which is held by this: the address is good as long as this is."""
 
-    file: File
+    file: Mapped
     at: int  # in the file
     address: int
     size: int  # in units
+
+    @property
+    def units(self) -> Units:
+        return self.file.data[self.at : self.at + UNIT_SIZE * self.size].view(UNIT)
 
     def log_offset(self, number: int) -> int:
         """Where the record of a unit begins in the log."""
@@ -56,14 +61,30 @@ class ConsumeQueue:
         self.sequence = FileSequence(directory, file_size, files, writable)
         self.extension = extension
         self.min_offset = QueueOffset(self.sequence.start // UNIT_SIZE)
-        self.largest = 2**31  # of its messages, in bytes; until `measure`, anything
+        # The size of its largest message, in bytes, which makes some of a select's work needless.
+        self.largest = 0 if not self.sequence else 2**31  # anything, until it is measured
+        self._reserved = 0  # bytes up to which units can be written
 
-    def measure(self) -> None:
-        """Finds out how large its messages are, which makes some of a select's work needless."""
-        self.largest = 0
+    def written(self) -> Iterator[tuple[int, Units]]:
+        """The offset of the first unit and the units of each file, without the hole at its end."""
+        size = self.sequence.file_size
         for start in self.sequence.starts:
-            units = self.units(start // UNIT_SIZE, self.sequence.file_size // UNIT_SIZE)
-            self._grow(units)
+            end = -(-self.sequence.data_end(start) // UNIT_SIZE) * UNIT_SIZE
+            data = self.sequence.view(start, min(end, start + size))
+            yield start // UNIT_SIZE, data.view(UNIT)
+
+    def reserve(self, end: int) -> None:
+        """Make sure that the units before queue offset `end` can be written: their files are there
+        and the disk has room for them. Raises StoreError."""
+        if end * UNIT_SIZE <= self._reserved:
+            return
+        begin, size = max(self._reserved, self.sequence.end), self.sequence.file_size
+        ahead = min(max(begin, _LEAST_RESERVED), _MOST_RESERVED)
+        wanted = max(end * UNIT_SIZE, begin)
+        last = -(-wanted // size) * size  # a file more would be made for nothing
+        wanted = min(-(-(wanted + ahead) // _LEAST_RESERVED) * _LEAST_RESERVED, last)
+        self.sequence.reserve(begin, wanted)
+        self._reserved = wanted
 
     def _grow(self, units: Units) -> None:
         sizes = units["size"]
@@ -112,6 +133,10 @@ class ConsumeQueue:
 
     def correct_min_offset(self, log_start: int) -> None:
         """The first unit of the first file whose message is still in the log."""
+        if self.min_offset >= self.sequence.start // UNIT_SIZE:
+            known = self.units(self.min_offset, 1)
+            if len(known) and known["offset"][0] >= log_start and known["size"][0] != _BLANK:
+                return
         first = self.units(self.sequence.start // UNIT_SIZE, self.sequence.file_size // UNIT_SIZE)
         found = np.flatnonzero((first["offset"] >= log_start) & (first["size"] != _BLANK))
         if len(found):
@@ -126,17 +151,25 @@ class ConsumeQueue:
         while len(self.sequence.starts) > 1:
             start = self.sequence.start
             last = self.units((start + self.sequence.file_size) // UNIT_SIZE - 1, 1)
-            if int(last["offset"][0]) >= log_start:
+            if not len(last) or int(last["offset"][0]) >= log_start:  # not full, or still needed
                 break
             self.sequence.drop_first()
 
     def truncate(self, offset: int) -> None:
         """Nothing is left from queue offset `offset` on."""
+        self._reserved = 0
         if offset * UNIT_SIZE <= self.sequence.start:
             self.sequence.destroy()
             self.min_offset = QueueOffset(0)
         else:
             self.sequence.truncate(offset * UNIT_SIZE)
+
+    def end_at(self, offset: int) -> None:
+        """As `truncate`, where there is known to be nothing from `offset` on."""
+        if offset * UNIT_SIZE <= self.sequence.start:
+            self.truncate(offset)
+        else:
+            self.sequence.end = offset * UNIT_SIZE
 
     def flush(self) -> None:
         self.sequence.flush()
@@ -150,6 +183,7 @@ class ConsumeQueue:
 
 
 _BLANK = format.UNIT_BLANK_SIZE
+_LEAST_RESERVED, _MOST_RESERVED = 4096, 65_536  # bytes at once: a queue may have few messages
 
 
 def _blank_units(count: int) -> Units:
@@ -215,7 +249,8 @@ class Extension:
         """Finds the end: walks all units, by their size, and clears what follows the last."""
         end = self.sequence.start
         for start, file in self.sequence.files():
-            at = extension_end(file.data.ctypes.data, self.sequence.file_size)
+            mapped = file.mapped()
+            at = extension_end(mapped.address, self.sequence.file_size)
             end = start + at
         self.sequence.truncate(end)
 

@@ -6,14 +6,12 @@ stored, so a query may find messages of another key with the same hash. Which ke
 and reading what a query finds, are left to the caller.
 """
 
-import errno
-import mmap
 import os
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import accumulate, compress
 from pathlib import Path
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from ..errors import StoreError
 from ..filter.engines.memory import Int, compiled, inlined
 from ..java import string_hash
-from .files import DiskFull
+from .files import Files
 
 __all__ = ["MAX_FOUND", "KeyIndex", "key_hash"]
 
@@ -82,6 +80,7 @@ class KeyIndex:
         *,
         now: Callable[[], float] = time.time,
         writable: bool = True,
+        system: Files | None = None,
     ) -> None:
         if slots < 1 or entries < 2:
             raise ValueError(f"{slots} slots and {entries} entries: at least 1 and 2 are needed")
@@ -91,15 +90,16 @@ class KeyIndex:
         self.last_timestamp = 0  # up to this store time all is synced: the checkpoint's third field
         self._now = now
         self._writable = writable
+        self._system = system or Files()
         self._size = (FIRST_SLOT + slots + entries * ENTRY_WORDS) * 4
         self._files: list[_File] = []
         self._lock = threading.Lock()  # guards the list and what the files hold
         self._syncing = threading.Lock()  # keeps files open; taken before the other
         # Apache ignores names that are not numbers, too.
-        names = [p for p in directory.iterdir() if p.name.isdigit()] if directory.is_dir() else []
+        names = [name for name in self._system.names(directory) if name.isdigit()]
         try:
-            for path in sorted(names):
-                self._files.append(_File(path, self._size, writable))
+            for name in names:
+                self._files.append(_File(self._system, directory / name, self._size, writable))
         except BaseException:
             self._close_files()
             raise
@@ -147,7 +147,7 @@ class KeyIndex:
         if not self._files or header.next_entry >= self.entries:
             last, offset = max(header.end_time, 0), max(header.end_offset, 0)
             header = Header(last, last, offset, offset, 0, 0)
-            self._files.append(_create(self._new_path(), self._size, header))
+            self._files.append(_create(self._system, self._new_path(), self._size, header))
         return self._files[-1]
 
     def _new_path(self) -> Path:
@@ -200,8 +200,8 @@ class KeyIndex:
                     file.dirty = False
             try:
                 for file in dirty:
-                    os.fdatasync(file.descriptor)
-            except OSError:
+                    self._system.sync(file.path, file.descriptor)
+            except StoreError:
                 for file in dirty:
                     file.dirty = True
                 raise
@@ -228,7 +228,7 @@ class KeyIndex:
             self._check_writable()
             chosen = choose([file.header() for file in self._files])
             for file in list(compress(self._files, chosen)):
-                file.path.unlink(missing_ok=True)
+                self._system.remove(file.path)
                 self._files.remove(file)
                 file.close()
 
@@ -265,65 +265,59 @@ class _File:
     Closing leaves the mapping to whoever still looks at it.
     """
 
-    def __init__(self, path: Path, size: int, writable: bool) -> None:
+    def __init__(self, system: Files, path: Path, size: int, writable: bool) -> None:
         self.path = path
         self.dirty = writable  # not known to be synced
+        self._system = system
         self._size = size
         self._reserved = 0
-        self.descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        self.descriptor = system.open(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             found = os.fstat(self.descriptor).st_size
             if found != size:
                 raise StoreError(f"{path}: {found} bytes, where files of {size} are configured")
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            self._map = mmap.mmap(self.descriptor, size, access=access)
+            data = system.map(path, self.descriptor, size, writable=writable)
         except BaseException:
             os.close(self.descriptor)
             raise
-        self.words: Words = np.frombuffer(self._map, dtype=np.uint32)
+        self.words: Words = data.view(np.uint32)
 
     def header(self) -> Header:
         """Apache reads a next entry below 1 as 1, too: it writes none before the first entry."""
-        header = Header(*HEADER.unpack_from(self._map))
+        header = Header(*HEADER.unpack_from(self.words.data.cast("B")))
         return header._replace(next_entry=max(header.next_entry, 1))
 
     def reserve(self, end: int) -> None:
         if end > self._reserved:
             end = min(-(-end // RESERVED_AT_ONCE) * RESERVED_AT_ONCE, self._size)
-            with _disk_of(self.path):
-                os.posix_fallocate(self.descriptor, self._reserved, end - self._reserved)
+            size = end - self._reserved
+            self._system.allocate(self.path, self.descriptor, self._reserved, size)
             self._reserved = end
 
     def close(self) -> None:
         os.close(self.descriptor)
 
 
-@contextmanager
-def _disk_of(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"{path}: no space left on the disk") from None
-        raise
-
-
-def _create(path: Path, size: int, header: Header) -> _File:
+def _create(system: Files, path: Path, size: int, header: Header) -> _File:
     """Whole under its name, or not there: a leftover `new` is overwritten by the next."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    above = system.make_directory(path.parent)
     new = path.with_name("new")
-    with _disk_of(path), new.open("wb") as file:
-        file.write(HEADER.pack(*header))
-        file.truncate(size)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(path)
-    parent = os.open(path.parent, os.O_RDONLY)
+    descriptor = system.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        os.fsync(parent)
+        system.write(new, descriptor, 0, HEADER.pack(*header))
+        system.resize(new, descriptor, size)
+        system.sync(new, descriptor)
     finally:
-        os.close(parent)
-    return _File(path, size, writable=True)
+        os.close(descriptor)
+    system.replace(new, path)
+    try:
+        for directory in (path.parent, *above):
+            system.sync_directory(directory)
+        return _File(system, path, size, writable=True)
+    except StoreError:
+        with suppress(StoreError):  # else it is found, empty, at the next start
+            system.remove(path)
+        raise
 
 
 @inlined

@@ -13,36 +13,50 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import StoreError
-from .files import Bytes, File, Files, file_name, file_start
+from .files import Bytes, Data, File, Files, Mapped, file_name, file_start
 
-__all__ = ["FileSequence", "Table"]
+__all__ = ["NO_MAPPINGS", "FileSequence", "Mappings"]
 
 Ints = npt.NDArray[np.int64]
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
-_NOWHERE: Ints = np.empty(0, dtype=np.int64)
 
 
-class Table(NamedTuple):
-    """The files there are, in order. Never changed, only replaced: a reader keeps what it has,
-    and while it does the addresses are good."""
+class _Table(NamedTuple):
+    """The files there are, in order. Never changed, only replaced: a reader keeps what it has."""
 
     starts: tuple[int, ...] = ()
     files: tuple[File, ...] = ()
-    addresses: Ints = _NOWHERE
-
-    def find(self, offset: int) -> int:
-        return bisect_right(self.starts, offset) - 1
 
 
-def _table_of(starts: tuple[int, ...], files: tuple[File, ...]) -> Table:
-    return Table(starts, files, np.array([file.address for file in files], dtype=np.int64))
+class Mappings(NamedTuple):
+    """All files of a sequence, mapped. Their addresses are good as long as this is held."""
+
+    start: int  # of the first
+    files: tuple[Mapped, ...]
+    addresses: Ints
+
+
+NO_MAPPINGS = Mappings(0, (), np.empty(0, dtype=np.int64))
 
 
 class FileSequence:
     """`start` to `end` is what there is. One writer, who writes before `end` moves; readers are
-    never blocked and see nothing beyond `end`. After a crash `end` is whatever recovery says.
+    never blocked and see nothing beyond `end`. Files are opened when they are used. There may be
+    files beyond `end` that hold nothing yet. After a crash `end` is whatever recovery says.
     """
+
+    __slots__ = (
+        "_changing",
+        "_files",
+        "_new",
+        "_table",
+        "_unsynced",
+        "_writable",
+        "directory",
+        "end",
+        "file_size",
+    )
 
     def __init__(
         self, directory: Path, file_size: int, files: Files, writable: bool = True
@@ -52,22 +66,26 @@ class FileSequence:
         self.end = 0
         self._files = files
         self._writable = writable
-        self._table = Table()
+        self._table = _Table()
         self._unsynced: dict[int, File] = {}
-        self._marking = threading.Lock()  # of `_unsynced`: who writes and who flushes may differ
+        self._new: list[Path] = []  # directories whose entries are to be synced
+        # of the table and `_unsynced`: whoever writes, reserves and flushes may differ
+        self._changing = threading.Lock()
         self._load()
 
     def _load(self) -> None:
         found = []
-        if self.directory.is_dir():
-            for path in self.directory.iterdir():
-                start = file_start(path.name)
-                if start is not None:
-                    found.append((start, path))
-        for start, path in sorted(found):
-            size = path.stat().st_size
-            starts = self._table.starts
-            if size == 0 and start == max(found)[0]:
+        for name in self._files.names(self.directory):
+            start = file_start(name)
+            if start is not None:
+                found.append((start, self.directory / name))
+        starts, files = list[int](), list[File]()
+        for start, path in found:
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:  # another process has removed it since
+                continue
+            if size == 0 and start == found[-1][0]:
                 # made, and not given its size before the process was killed: nothing is in it
                 if self._writable:
                     self._files.remove(path)
@@ -80,11 +98,10 @@ class FileSequence:
             if starts and start != starts[-1] + self.file_size:
                 missing = file_name(starts[-1] + self.file_size)
                 raise StoreError(f"{self.directory}: the file {missing} is missing")
-            self._add(start, self._files.open(path, self.file_size, self._writable))
-            self.end = start + self.file_size
-
-    def _add(self, start: int, file: File) -> None:
-        self._table = _table_of((*self._table.starts, start), (*self._table.files, file))
+            starts.append(start)
+            files.append(self._files.file(path, self.file_size, self._writable))
+        self._table = _Table(tuple(starts), tuple(files))
+        self.end = starts[-1] + self.file_size if starts else 0
 
     @property
     def start(self) -> int:
@@ -99,105 +116,163 @@ class FileSequence:
 
     def room(self) -> int:
         """Bytes left in the file that `end` lies in; 0 if that file does not exist yet."""
-        starts = self._table.starts
-        return max(starts[-1] + self.file_size - self.end, 0) if starts else 0
+        starts, end = self._table.starts, self.end
+        if not starts or end >= starts[-1] + self.file_size:
+            return 0
+        return self.file_size - end % self.file_size
 
-    def append(self, data: bytes | bytearray | memoryview) -> int:
+    def append(self, data: Data) -> int:
         """At `end`, over as many files as it takes; gives where it begins."""
         at = self.end
         self.write(at, data)
         self.end = at + len(data)
         return at
 
-    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Makes the files it needs. `end` stays."""
+    def write(self, offset: int, data: Data) -> None:
+        """Makes the files it needs. `end` stays: whatever fails, nothing was written that counts."""
         view = memoryview(data)
         while view:
             file, start = self._file_for(offset)
             part = view[: start + self.file_size - offset]
-            file.write(offset - start, part)
-            with self._marking:
+            with self._changing:
                 self._unsynced[start] = file
+            file.write(offset - start, part)
             offset += len(part)
             view = view[len(part) :]
 
+    def reserve(self, offset: int, end: int) -> None:
+        """Make sure that bytes from `offset` up to `end` can be written: files and room are there.
+
+        Raises StoreError."""
+        while offset < end:
+            file, start = self._file_for(offset)
+            to = min(end, start + self.file_size)
+            file.allocate(offset - start, to - offset)
+            offset = to
+
     def _file_for(self, offset: int) -> tuple[File, int]:
         start = offset - offset % self.file_size
+        table = self._table
+        if not table.starts or table.starts[-1] < start:
+            table = self._extend(start)
+        return table.files[bisect_right(table.starts, offset) - 1], start
+
+    def _extend(self, start: int) -> _Table:
+        """With files up to the one that begins at `start`.
+
+        A file that is not the last is durable, if empty: after a power cut none is missing between
+        others."""
         while not self._table.starts or self._table.starts[-1] < start:
-            starts = self._table.starts
-            new = starts[-1] + self.file_size if starts else start
-            self._add(new, self._files.open(self.directory / file_name(new), self.file_size))
-        return self._table.files[self._table.find(offset)], start
+            if self._new:
+                self.flush()
+            with self._changing:
+                starts, files = self._table
+                new = starts[-1] + self.file_size if starts else start
+                if new > start:
+                    break  # someone else was faster
+                self._new += self._files.make_directory(self.directory)
+                file = self._files.create(self.directory / file_name(new), self.file_size)
+                self._new.append(self.directory)
+                self._unsynced[new] = file
+                self._table = _Table((*starts, new), (*files, file))
+        return self._table
 
     def view(self, offset: int, end: int | None = None) -> Bytes:
         """From `offset` to the end of its file, or of what there is; empty if it is not there."""
         end = self.end if end is None else min(end, self.end)
-        table = self._table
-        index = table.find(offset)
-        if index < 0 or offset >= end:
+        if offset >= end:
             return _NOTHING
-        start = table.starts[index]
-        return table.files[index].data[offset - start : min(end - start, self.file_size)]
+        found = self.find(offset)
+        if found is None:
+            return _NOTHING
+        mapped, start = found
+        return mapped.data[offset - start : min(end - start, self.file_size)]
 
     def file_data(self, offset: int) -> tuple[Bytes, int] | None:
         """The whole mapping of the file that `offset` lies in, and where it begins."""
         found = self.find(offset)
         return None if found is None else (found[0].data, found[1])
 
-    def find(self, offset: int) -> tuple[File, int] | None:
-        """The file that `offset` lies in, and where it begins."""
-        starts, files, _ = self._table
+    def find(self, offset: int) -> tuple[Mapped, int] | None:
+        """The file that `offset` lies in, mapped, and where it begins."""
+        starts, files = self._table
         index = bisect_right(starts, offset) - 1
         if index < 0 or offset >= starts[index] + self.file_size:
             return None
-        return files[index], starts[index]
+        file = files[index]
+        if file.is_closed:  # removed since
+            return None
+        return file.mapped(), starts[index]
 
-    @property
-    def table(self) -> Table:
-        """The files as they are now."""
-        return self._table
+    def mappings(self) -> Mappings:
+        starts, files = self._table
+        if not starts:
+            return NO_MAPPINGS
+        mapped = tuple(file.mapped() for file in files)
+        addresses = np.array([file.address for file in mapped], dtype=np.int64)
+        return Mappings(starts[0], mapped, addresses)
 
     def file_path(self, offset: int) -> Path:
         return self.directory / file_name(offset - offset % self.file_size)
 
+    def data_end(self, start: int) -> int:
+        """Where data ends in the file that begins at `start`, or a little beyond."""
+        starts, files = self._table
+        return start + files[bisect_right(starts, start) - 1].data_end()
+
     def flush(self) -> None:
-        """Makes what was written durable. What a writer adds meanwhile comes with the next."""
-        with self._marking:
+        """Makes what was written durable, and the names of files that were made. What a writer
+        adds meanwhile comes with the next."""
+        with self._changing:
             unsynced, self._unsynced = self._unsynced, {}
+            new, self._new = self._new, []
         try:
             for start in list(unsynced):
-                unsynced[start].sync()
+                file = unsynced[start]
+                if not file.is_closed:  # else it was removed
+                    file.sync()
                 del unsynced[start]
+            while new:
+                self._files.sync_directory(new[-1])
+                new.pop()
         finally:
-            with self._marking:  # after a failure the rest is still to be done
-                self._unsynced = {**unsynced, **self._unsynced}
+            if unsynced or new:
+                with self._changing:  # after a failure the rest is still to be done
+                    self._unsynced = {**unsynced, **self._unsynced}
+                    self._new = new + self._new
 
     def truncate(self, end: int) -> None:
-        """Nothing is left from `end` on: files beyond go, the rest of its own is zeros."""
+        """Nothing is left from `end` on: files beyond go, the rest of its own is zeros.
+
+        If it fails half-way it can be done again: `end` is as wanted, and only what is beyond it
+        is in doubt."""
+        self.end = end
         while self._table.starts and self._table.starts[-1] > end:
             self._drop(len(self._table.starts) - 1)
-        if self._table.starts and end < self._table.starts[-1] + self.file_size:
-            self._table.files[-1].clear_from(end - self._table.starts[-1])
-        self.end = end
+        starts, files = self._table
+        if starts and end < starts[-1] + self.file_size:
+            with self._changing:
+                self._unsynced[starts[-1]] = files[-1]
+            files[-1].clear_from(end - starts[-1])
 
     def drop_first(self) -> None:
         """The oldest file goes. Who is reading it goes on reading what it was."""
         self._drop(0)
 
     def _drop(self, index: int) -> None:
-        starts, files, _ = self._table
+        """1. Remove the file. 2. Forget it: if the first fails, nothing has changed."""
+        starts, files = self._table
         start, file = starts[index], files[index]
-        self._table = _table_of(
-            starts[:index] + starts[index + 1 :], files[:index] + files[index + 1 :]
-        )
-        with self._marking:
+        self._files.remove(file.path)  # 1
+        with self._changing:  # 2
+            self._table = _Table(
+                starts[:index] + starts[index + 1 :], files[:index] + files[index + 1 :]
+            )
             self._unsynced.pop(start, None)
         file.close()
-        self._files.remove(file.path)
 
     def files(self) -> Iterator[tuple[int, File]]:
-        table = self._table
-        yield from zip(table.starts, table.files, strict=True)
+        yield from zip(*self._table, strict=True)
 
     def destroy(self) -> None:
         while self._table.starts:
@@ -207,4 +282,4 @@ class FileSequence:
     def close(self) -> None:
         for file in self._table.files:
             file.close()
-        self._table = Table()
+        self._table = _Table()

@@ -25,9 +25,6 @@ __all__ = [
 ]
 
 
-_NONE = np.empty(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Damage:
     """A stretch of the log, with sound records after it, in which there is none."""
@@ -81,12 +78,10 @@ def next_record(log: CommitLog, offset: int) -> int | None:
         data, file_start = found
         stop = min(log.end - file_start, len(data))
         # Where the seals know the records, no other place will do: a body may hold a whole record.
-        sealed = log.seals.places(file_start) if log.seals is not None else _NONE
-        if len(sealed) and at - file_start <= sealed[-1]:
-            for place in sealed[np.searchsorted(sealed, at - file_start) :]:
-                if _begins_record(data, int(place), stop, file_start):
-                    return file_start + int(place)
-            at = file_start + int(sealed[-1]) + 1
+        for place in log.seals.places(file_start, at - file_start) if log.seals is not None else ():
+            if _begins_record(data, place, stop, file_start):
+                return file_start + place
+            at = file_start + place + 1
         place = find_record(data.ctypes.data, at - file_start, stop, file_start)
         if place >= 0:
             return file_start + int(place)
@@ -125,8 +120,8 @@ def first_file_after(log: CommitLog, safe: int) -> LogOffset:
 def has_extension(queue: ConsumeQueue) -> bool:
     """Whether the extension units that the queue leads to are there, by the first and the last."""
     ends = []
-    for start in queue.sequence.starts:
-        codes = queue.units(start // UNIT_SIZE, queue.sequence.file_size // UNIT_SIZE)["code"]
+    for _, units in queue.written():
+        codes = units["code"][units["size"] > 0]
         addresses = codes[codes <= EXT_ADDRESS_MAX]
         ends += [int(addresses[0]), int(addresses[-1])] if len(addresses) else []
     if not ends:
@@ -136,28 +131,35 @@ def has_extension(queue: ConsumeQueue) -> bool:
 
 
 def trim_queue(queue: ConsumeQueue, log_end: int) -> None:
-    """Cuts a queue where its units stop making sense or point beyond the log's end."""
+    """Cuts a queue where its units stop making sense or point beyond the log's end, and measures
+    its messages."""
     if queue.extension is not None:
         queue.extension.recover()
-    end = queue.sequence.start // UNIT_SIZE
+    end, largest = queue.sequence.start // UNIT_SIZE, 0
     last_address = None
-    for start in queue.sequence.starts:
-        units = queue.units(start // UNIT_SIZE, queue.sequence.file_size // UNIT_SIZE)
+    is_clean = True  # nothing but zeros after the end
+    for first, units in queue.written():
+        if not is_clean or end < first:  # after a gap there is nothing to keep
+            is_clean = False
+            break
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         blank = sizes == UNIT_BLANK_SIZE
         bad = (offsets < 0) | (sizes <= 0) | (~blank & (offsets + sizes > log_end))
         cut = np.flatnonzero(bad)
         good = int(cut[0]) if len(cut) else len(units)
-        end = start // UNIT_SIZE + good
+        end = first + good
         if good:
+            largest = max(largest, int(np.max(sizes[:good], where=~blank[:good], initial=0)))
             codes = units["code"][:good].astype(np.int64)
             addresses = codes[codes <= EXT_ADDRESS_MAX]
             if len(addresses):
                 last_address = int(addresses.max())
-        if good < len(units):
-            break
-    if end < queue.max_offset or not queue.sequence:
+        is_clean = not units[good:].view(np.uint8).any()
+    queue.largest = largest
+    if not queue.sequence or not is_clean:
         queue.truncate(end)
+    else:
+        queue.end_at(end)
     if queue.extension is not None and last_address is not None:
         queue.extension.truncate_after(last_address)
     elif queue.extension is not None:

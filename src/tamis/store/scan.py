@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ._walk import are_sound
-from .commitlog import NO_SEALS
-from .files import File
+from .files import Mapped
 from .format import UNIT_BLANK_SIZE, UNIT_SIZE
 from .inspect import Directory
+from .seals import NO_SEALS
 from .select import QueueReader, Wanted
 
 __all__ = ["Found", "Scan", "bounds"]
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     ats: Ints  # addresses
     sizes: Ints
     limits: Ints  # the first address after the file that each lies in
-    files: tuple[File, ...]
+    files: tuple[Mapped, ...]
     missing: list[int]  # offsets of those between them that are gone or damaged
 
 
@@ -128,7 +128,7 @@ class Scan:
         """Records at these places of the log."""
         ats, limits = np.empty_like(places), np.empty_like(places)
         sound = np.zeros(len(places), dtype=np.bool_)
-        held, files, at = list[File](), self._log.files, 0
+        held, files, at = list[Mapped](), self._log.files, 0
         while at < len(places):
             found = files.find(int(places[at]))
             if found is None:

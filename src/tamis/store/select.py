@@ -35,11 +35,12 @@ from ._sieve import (
     property_spans,
     take_records,
 )
-from .commitlog import NO_SEALS, CommitLog
+from .commitlog import CommitLog
 from .consumequeue import ConsumeQueue, Stretch
 from .files import Bytes
 from .format import UNIT_BLANK_SIZE
-from .mapped import Table
+from .mapped import NO_MAPPINGS, Mappings
+from .seals import NO_SEALS, Sealed
 
 __all__ = ["Limits", "QueueReader", "Selection", "SqlFilter", "Status"]
 
@@ -272,24 +273,21 @@ class QueueReader:
             count = min(count, most, _MOST)
             return _ALL[:count], count
         out = np.empty(most, dtype=np.int64)
-        files, first, size = self._extension_files()
+        files, size = self._extension_files()  # held while their addresses are used
+        at = (files.addresses, files.start, size)
         if isinstance(wanted, TagFilter):
-            codes = _halves(wanted.codes)
-            found, looked = find_tagged(units, count, codes, files.addresses, first, size, out)
+            found, looked = find_tagged(units, count, _halves(wanted.codes), *at, out)
         else:
             bits, born, flags = wanted.bits, wanted.born, _numbers(wanted.positions)
-            found, looked = find_flagged(
-                units, count, flags, bits, born, files.addresses, first, size, out
-            )
+            found, looked = find_flagged(units, count, flags, bits, born, *at, out)
         return out[:found], looked
 
-    def _extension_files(self) -> tuple[Table, int, int]:
-        """To be held while their addresses are used; where the first begins, and their size."""
+    def _extension_files(self) -> tuple[Mappings, int]:
+        """The extension's files and their size."""
         extension = self._queue.extension
         if extension is None:
-            return _NO_FILES, 0, 1
-        table = extension.sequence.table
-        return table, table.starts[0] if table.starts else 0, extension.sequence.file_size
+            return NO_MAPPINGS, 1
+        return extension.sequence.mappings(), extension.sequence.file_size
 
     def _passes(
         self, place: Stretch, numbers: Ints, wanted: SqlFilter, tally: "_Tally | None" = None
@@ -317,7 +315,6 @@ class QueueReader:
 
 
 _TRUE, _ERROR = np.uint8(Outcome.TRUE), np.uint8(Outcome.ERROR)
-_NO_FILES = Table()
 
 
 @lru_cache(1024)
@@ -422,7 +419,7 @@ class _Basket:
                     done += 1
                     why = OTHER_FILE if done < len(numbers) else DONE
                     continue
-                base, seals = file.address, self._log.seals_of(start)
+                base, seals = file.address, self._seals(place, numbers[done:], start)
             done, walked, self.taken, self._bytes, why = take_records(
                 place.address,
                 count,
@@ -448,6 +445,16 @@ class _Basket:
             elif why != OTHER_FILE:
                 break
         self.walked, self.full = walked, why == FULL
+
+
+    def _seals(self, place: Stretch, numbers: Ints, start: int) -> Sealed:
+        """Those of the units' records that lie in the log file that begins at `start`."""
+        if not self._log.is_sealed(start):
+            return NO_SEALS
+        units = place.units[numbers]
+        ats = units["offset"].astype(np.int64) - start
+        is_here = (ats >= 0) & (ats < self._log.files.file_size)
+        return self._log.seals_of(start, ats[is_here & (units["size"] != UNIT_BLANK_SIZE)])
 
 
 class _Buffer:

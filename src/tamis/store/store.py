@@ -1,8 +1,9 @@
 """A store directory, opened: append, dispatch, select, keep and remove.
 
-What must not change is the order of an append: (1) the records are in the log, (2) with sync flush
-they are on the disk, (3) the caller is told. Dispatch follows the log at its own pace; all it makes
-can be made again.
+What must not change is the order of an append: (1) there is room for the messages in their queues,
+(2) the records are in the log, (3) with sync flush they are on the disk, (4) the caller is told.
+Dispatch follows the log at its own pace; all it makes can be made again. While it fails, nothing
+more is appended: nobody is told that a message is stored which nobody could read.
 """
 
 import contextlib
@@ -28,7 +29,16 @@ from ..wire.record import Draft
 from . import recovery, tables
 from ._walk import Rows
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from .commitlog import Appended, Block, Chunk, CommitLog, IllegalMessage, Queue
+from .commitlog import (
+    Appended,
+    Block,
+    Chunk,
+    CommitLog,
+    IllegalMessage,
+    Queue,
+    batch_size,
+    is_storable,
+)
 from .config import StoreConfig
 from .consumequeue import ConsumeQueue, Extension
 from .dispatch import Dispatcher, GroupFilter, parse_delay_levels
@@ -58,18 +68,16 @@ class Store:
         """Opens or makes a store, recovering it if it was not closed. Raises StoreError."""
         self.paths = StorePaths(Path(root))
         self.config = config or StoreConfig()
-        self._files = files or Files()
+        self._files = files or Files(self.config.open_files or None)
         self._now = now
         if self.paths.root.exists() and not self.paths.root.is_dir():
             raise StoreError(f"{self.paths.root}: not a directory")
         self._root = str(self.paths.root.resolve())
         if self._root in _OPEN:  # a file lock is the process's: it would be given again
             raise StoreError(f"{root}: this process has it open already")
-        try:
-            self._lock_descriptor = self._files.lock(self.paths.lock)
-        except OSError as error:
-            raise StoreError(f"{error.filename}: {error.strerror}") from None
+        self._lock_descriptor = self._files.lock(self.paths.lock)
         _OPEN.add(self._root)
+        self._is_abandoned = False
         self._queues: dict[Queue, ConsumeQueue] = {}
         self._opened_log: CommitLog | None = None
         try:
@@ -79,7 +87,11 @@ class Store:
             raise
 
     def abandon(self) -> None:
-        """Lets go of the directory as it is, as if the process had ended here."""
+        """Lets go of the directory as it is, as if the process had ended here. Does nothing if that
+        was done before."""
+        if self._is_abandoned:
+            return
+        self._is_abandoned = True
         for queue in self._queues.values():
             queue.close()
         if self._opened_log is not None:
@@ -89,12 +101,13 @@ class Store:
 
     def _open(self) -> None:
         config = self.config
+        self._check_size_limits()
         self._log = self._opened_log = CommitLog(
             self.paths.commit_log,
             config.log_file_size,
             self._files,
             store_host=config.store_host,
-            seals=Seals(self.paths.seals),
+            seals=Seals(self.paths.seals, self._files),
             max_body=config.max_body,
         )
         self._bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
@@ -103,7 +116,11 @@ class Store:
         self.set_filters(tables.load_filters(self.paths.config).values())
         self._checkpoint = load_checkpoint(self.paths.checkpoint)
         self._index = KeyIndex(
-            self.paths.index, config.index_slots, config.index_entries, now=self._now
+            self.paths.index,
+            config.index_slots,
+            config.index_entries,
+            now=self._now,
+            system=self._files,
         )
         self._dispatcher = Dispatcher(
             self.queue,
@@ -117,12 +134,31 @@ class Store:
         self._flush_running = False
         self._durable = 0
         self._failure: str | None = None  # of the disk: nothing can be promised any more
+        self._dispatch_failure: str | None = None  # why messages do not get into their queues
+        self._making = threading.Lock()  # of queues: who appends and who dispatches may differ
+        self._grown: set[Queue] = set()  # queues that are to be flushed
+        self._growing = threading.Lock()  # of that
+        self._is_in_doubt = False  # whether the disk has what was flushed of queues and index
+        self._uncorrected: list[ConsumeQueue] = []  # whose first messages may be gone
         self._last_time = 0  # of a message; store times never go back
         self._is_full = False  # told by `clean`
         self._next_offsets: dict[Queue, int] = {}
         self._unnoted = False  # whether there are queues that `tamis.json` does not know
         self.damages: tuple[recovery.Damage, ...] = ()
         self._recover()
+
+    def _check_size_limits(self) -> None:
+        """Raises StoreError if not all kinds of files can be made."""
+        config, check = self.config, self._files.check_size_limit
+        check(config.log_file_size, "log files (log_file_size)")
+        check(config.queue_file_size, "queue files (queue_file_size)")
+        if config.extensions:
+            check(config.extension_file_size, "extension files (extension_file_size)")
+        check(self._index_size, "index files (index_slots, index_entries)")
+
+    @property
+    def _index_size(self) -> int:
+        return 40 + 4 * self.config.index_slots + 20 * self.config.index_entries
 
     # Recovery
 
@@ -171,7 +207,6 @@ class Store:
         self.dispatch()
         for key, queue in self._queues.items():
             queue.correct_min_offset(self._log.start)
-            queue.measure()
             self._next_offsets[key] = queue.max_offset
         self._last_time = max(self._checkpoint.log, state.last_time)
 
@@ -185,12 +220,12 @@ class Store:
 
     def _note(self) -> None:
         table = {
-            "queues": [list(queue) for queue in self._queues],
+            "queues": [list(queue) for queue in list(self._queues)],  # others may be added
             "index_files": len(self._index.files),
             "index_slots": self.config.index_slots,
             "index_entries": self.config.index_entries,
         }
-        tables.write_table(self.paths.root / _OURS, table)
+        tables.write_table(self.paths.root / _OURS, table, self._files)
 
     # Writing
 
@@ -204,11 +239,25 @@ class Store:
         self._check_can_append()
         drafts = [d if _DELAY not in d.properties else self._delayed(d) for d in drafts]
         with self._appending:
-            placed = self._log.append(drafts, self._next_offsets, self._time())  # 1
+            queues = {(d.topic, d.queue_id) for d in drafts if d.sys_flag & _HALF_WAY in _COUNTED}
+            self._reserve((queue, len(drafts)) for queue in queues)  # 1
+            placed = self._log.append(drafts, self._next_offsets, self._time())  # 2
             end = self._log.end
         if self.config.flush == "sync":
-            self.make_durable(end)  # 2
-        return placed  # 3
+            self.make_durable(end)  # 3
+        return placed  # 4
+
+    def _reserve(self, queues: Iterable[tuple[Queue, int]]) -> None:
+        """Make sure that so many more messages can be put into each of the queues."""
+        if self._log.files.room() < _NEAR_THE_END:
+            self._check_size_limits()  # the log is about to begin a file
+        for key, count in queues:
+            queue = self._queues.get(key)
+            if queue is None:
+                if not is_storable(key[0]) or not 0 <= key[1] < 2**31:
+                    continue  # the log will say what is wrong with it
+                queue = self.queue(*key)
+            queue.reserve(self._next_offsets.get(key, 0) + count)
 
     def append_batch(self, envelope: Draft, batch: bytes) -> list[Appended]:
         """As `append`, of a batch as it travels: what many small messages should be sent as."""
@@ -216,6 +265,8 @@ class Store:
         if _DELAY in envelope.properties:
             raise IllegalMessage("a delayed batch")
         with self._appending:
+            count = batch_size(batch)
+            self._reserve([((envelope.topic, envelope.queue_id), count)] if count > 0 else ())
             placed = self._log.append_batch(envelope, batch, self._next_offsets, self._time())
             end = self._log.end
         if self.config.flush == "sync":
@@ -226,6 +277,7 @@ class Store:
         """As `append`, of a block; see `CommitLog.append_block`."""
         self._check_can_append()
         with self._appending:
+            self._reserve(zip(block.queues, block.counts, strict=True))
             edges = self._log.append_block(block, self._next_offsets, self._time())
             end = self._log.end
         if self.config.flush == "sync":
@@ -240,6 +292,11 @@ class Store:
     def _check_can_append(self) -> None:
         if self._failure is not None:
             raise StoreError(self._failure)
+        if self._dispatch_failure is not None:
+            raise StoreError(
+                f"nothing is stored while messages can't be put into queues: "
+                f"{self._dispatch_failure}"
+            )
         if self._is_full:
             used = f"{self._disk_used():.0%}"
             raise DiskFull(f"{self.paths.root}: {used} of the disk is in use; free some room")
@@ -264,12 +321,13 @@ class Store:
                 self._log.flush()
                 with self._flushing:
                     self._durable = max(self._durable, reached)
-            except OSError as error:
+            except StoreError as error:
                 # what the disk has is unknown now, and a second sync would not tell
-                self._failure = (
-                    f"{self.paths.commit_log}: {error.strerror} while syncing; "
-                    "nothing more is stored until the store is opened again"
-                )
+                if self._failure is None:
+                    self._failure = (
+                        f"{error}, while syncing; "
+                        "nothing more is stored until the store is opened again"
+                    )
                 raise StoreError(self._failure) from error
             finally:
                 with self._flushing:
@@ -298,7 +356,22 @@ class Store:
 
     def dispatch(self, seconds: float | None = None) -> set[Queue]:
         """Brings queues, extensions and index up to the end of the log, or as far as it gets in
-        that time and a little more. Gives the queues grown."""
+        that time and a little more. Gives the queues grown.
+
+        Raises StoreError; then appends are refused until a later call succeeds. Queues that had
+        grown before it failed are given by that call."""
+        try:
+            self._dispatch(seconds)
+        except StoreError as error:
+            self._dispatch_failure = str(error)
+            raise
+        self._dispatch_failure = None
+        grown, self._dispatcher.grown = self._dispatcher.grown, set()
+        with self._growing:
+            self._grown |= grown
+        return grown
+
+    def _dispatch(self, seconds: float | None) -> None:
         deadline = time.monotonic() + seconds if seconds is not None else None
         most = None if seconds is None else _SLICE_ROWS
         # what a start did not find damaged, or was written since, is taken for sound
@@ -308,8 +381,6 @@ class Store:
             self._dispatched = chunk.end
             if deadline is not None and time.monotonic() > deadline:
                 break
-        grown, self._dispatcher.grown = self._dispatcher.grown, set()
-        return grown
 
     def sound_chunks(
         self, start: int | None = None, *, check_crc: bool = True, most: int | None = None
@@ -343,20 +414,23 @@ class Store:
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Made if it is not there."""
-        key = (topic, queue_id)
-        if key not in self._queues:
-            config = self.config
-            extension = None
-            if config.extensions:
-                path = self.paths.extension(topic, queue_id)
-                extension = Extension(path, config.extension_file_size, self._files)
-            path = self.paths.queue(topic, queue_id)
-            queue = ConsumeQueue(path, config.queue_file_size, self._files, extension)
-            if not queue.sequence:
-                queue.measure()
-            self._queues[key] = queue
-            self._unnoted = True
-        return self._queues[key]
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            with self._making:
+                queue = self._queues.get((topic, queue_id)) or self._make_queue(topic, queue_id)
+        return queue
+
+    def _make_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        config = self.config
+        extension = None
+        if config.extensions:
+            path = self.paths.extension(topic, queue_id)
+            extension = Extension(path, config.extension_file_size, self._files)
+        path = self.paths.queue(topic, queue_id)
+        queue = ConsumeQueue(path, config.queue_file_size, self._files, extension)
+        self._queues[topic, queue_id] = queue
+        self._unnoted = True
+        return queue
 
     def find_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self._queues.get((topic, queue_id))
@@ -450,31 +524,57 @@ class Store:
     # Keeping
 
     def flush(self) -> None:
-        """Makes all there is durable: (1) log, (2) queues and index, (3) the checkpoint of both."""
+        """Makes all there is durable: (1) log, (2) queues and index, (3) the checkpoint of both.
+
+        Raises StoreError. If queues or index could not be synced, what the disk has of them is not
+        known any more: the checkpoint stays, and the next start makes them again from there.
+        """
         end, stored = self._log.end, self._last_time
         caught_up = self._dispatched >= end
         self.make_durable(end)  # 1
-        for queue in list(self._queues.values()):
-            queue.flush()  # 2
-        self._index.flush()
+        with self._growing:
+            grown, self._grown = self._grown, set()
+        try:
+            for key in list(grown):
+                self._queues[key].flush()  # 2
+                grown.discard(key)
+            self._index.flush()
+        except StoreError:
+            self._is_in_doubt = True
+            raise
+        finally:
+            with self._growing:
+                self._grown |= grown
         if self._unnoted:
             self._unnoted = False
-            self._note()
+            try:
+                self._note()
+            except StoreError:
+                self._unnoted = True
+                raise
+        derived = 0 if self._is_in_doubt else stored
         self._checkpoint = self._checkpoint.advanced(
-            log=stored, queues=stored if caught_up else 0, index=self._index.last_timestamp
+            log=stored,
+            queues=derived if caught_up else 0,
+            index=0 if self._is_in_doubt else self._index.last_timestamp,
         )
         save_checkpoint(self.paths.checkpoint, self._checkpoint, self._files)  # 3
 
     def close(self) -> None:
-        """Everything is dispatched and on the disk; the next start has nothing to recover."""
-        self.dispatch()
-        self._unnoted = True
-        self.flush()
-        self._index.close()
-        if self._dispatched >= self._log.end:
-            self._files.remove(self.paths.abort)
-            self._files.sync_directory(self.paths.root)
-        self.abandon()
+        """Everything is dispatched and on the disk; the next start has nothing to recover.
+
+        Raises StoreError. Then it is closed all the same, and the next start recovers it.
+        """
+        try:
+            self.dispatch()
+            self._unnoted = True
+            self.flush()
+            self._index.close()
+            if self._dispatched >= self._log.end and not self._is_in_doubt:
+                self._files.remove(self.paths.abort)
+                self._files.sync_directory(self.paths.root)
+        finally:
+            self.abandon()
 
     def __enter__(self) -> "Store":
         return self
@@ -482,10 +582,11 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def clean(self) -> list[Path]:
+    def clean(self, seconds: float | None = None) -> list[Path]:
         """Removes what is older than `keep_hours`, or the oldest if the disk is too full; never the
         last file. Gives the log files removed. To be called every few seconds: while more of the
-        disk is in use than `full_ratio`, appends are refused."""
+        disk is in use than `full_ratio`, appends are refused. Queues follow, as far as they get in
+        that time; the rest is left to `correct_queues`."""
         usage = shutil.disk_usage(self.paths.root)
         used, most = usage.used, self.config.clean_ratio * (usage.used + usage.free)
         oldest = self._now() - self.config.keep_hours * 3600
@@ -499,12 +600,24 @@ class Store:
             self._log.drop_first()
             removed.append(path)
         if removed:
-            for queue in self._queues.values():
-                queue.drop_before(self._log.start)
-                queue.correct_min_offset(self._log.start)
+            self._uncorrected = list(self._queues.values())
             self._index.drop_before(self._log.start)
         self._is_full = self._disk_used() > self.config.full_ratio
+        self.correct_queues(seconds)
         return removed
+
+    def correct_queues(self, seconds: float | None = None) -> bool:
+        """Removes files of queues whose messages are gone from the log, and moves the queues' first
+        offsets on; as far as it gets in that time. Gives whether that was all."""
+        deadline = time.monotonic() + seconds if seconds is not None else None
+        while self._uncorrected:
+            queue = self._uncorrected[-1]
+            queue.drop_before(self._log.start)
+            queue.correct_min_offset(self._log.start)
+            self._uncorrected.pop()
+            if deadline is not None and time.monotonic() > deadline:
+                break
+        return not self._uncorrected
 
     def _disk_used(self) -> float:
         return disk_used(self.paths.root)
@@ -520,5 +633,7 @@ def disk_used(path: Path) -> float:
 _OURS = "tamis.json"
 _OPEN: set[str] = set()  # roots of the stores this process has open
 _MOST_REMOVED = 10  # log files by one `clean`, as RocketMQ does: it is not to hold up others
+_HALF_WAY, _COUNTED = int(SysFlag.ROLLBACK), (0, int(SysFlag.COMMIT))  # which get a unit
+_NEAR_THE_END = 2**20  # bytes left of a log file
 _SLICE_ROWS = 1024  # dispatched together where time is short
 _DELAY = PropertyName.DELAY.encode() + b"\x01"

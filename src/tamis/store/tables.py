@@ -9,7 +9,6 @@ In two parts: the tables and their fields; reading and replacing a file.
 
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..errors import StoreError
 from ..message import QueueOffset
 from ..wire import beans, fastjson
 from ..wire.bodies import DataVersion, GroupConfig, Perm, TopicConfig, TopicFilterType
+from .files import Files
 
 __all__ = [
     "DataVersion",
@@ -73,10 +73,15 @@ def load_topics(config: Path) -> tuple[dict[str, TopicConfig], DataVersion]:
     return _read(config / "topics.json", _topics) or ({}, DataVersion())
 
 
-def save_topics(config: Path, topics: Mapping[str, TopicConfig], version: DataVersion) -> None:
+def save_topics(
+    config: Path,
+    topics: Mapping[str, TopicConfig],
+    version: DataVersion,
+    files: Files | None = None,
+) -> None:
     table = {name: _to_fields(topic) for name, topic in topics.items()}
     value = {"dataVersion": _to_fields(version), "topicConfigTable": table}
-    _write(config / "topics.json", value, _topics)
+    _write(config / "topics.json", value, _topics, files)
 
 
 def _topics(table: Fields) -> tuple[dict[str, TopicConfig], DataVersion]:
@@ -89,10 +94,15 @@ def load_groups(config: Path) -> tuple[dict[str, GroupConfig], DataVersion]:
     return _read(config / "subscriptionGroup.json", _groups) or ({}, DataVersion())
 
 
-def save_groups(config: Path, groups: Mapping[str, GroupConfig], version: DataVersion) -> None:
+def save_groups(
+    config: Path,
+    groups: Mapping[str, GroupConfig],
+    version: DataVersion,
+    files: Files | None = None,
+) -> None:
     table = {name: _to_fields(group) for name, group in groups.items()}
     value = {"dataVersion": _to_fields(version), "subscriptionGroupTable": table}
-    _write(config / "subscriptionGroup.json", value, _groups)
+    _write(config / "subscriptionGroup.json", value, _groups, files)
 
 
 def _groups(table: Fields) -> tuple[dict[str, GroupConfig], DataVersion]:
@@ -109,9 +119,11 @@ def load_consumer_offsets(config: Path) -> dict[tuple[str, str], dict[int, Queue
     return _read(config / "consumerOffset.json", _consumer_offsets) or {}
 
 
-def save_consumer_offsets(config: Path, offsets: ConsumerOffsets) -> None:
+def save_consumer_offsets(
+    config: Path, offsets: ConsumerOffsets, files: Files | None = None
+) -> None:
     table = {f"{topic}@{group}": dict(queues) for (topic, group), queues in offsets.items()}
-    _write(config / "consumerOffset.json", {"offsetTable": table}, _consumer_offsets)
+    _write(config / "consumerOffset.json", {"offsetTable": table}, _consumer_offsets, files)
 
 
 def _consumer_offsets(table: Fields) -> dict[tuple[str, str], dict[int, QueueOffset]]:
@@ -129,8 +141,10 @@ def load_delay_offsets(config: Path) -> dict[int, QueueOffset]:
     return _read(config / "delayOffset.json", _delay_offsets) or {}
 
 
-def save_delay_offsets(config: Path, offsets: Mapping[int, QueueOffset]) -> None:
-    _write(config / "delayOffset.json", {"offsetTable": dict(offsets)}, _delay_offsets)
+def save_delay_offsets(
+    config: Path, offsets: Mapping[int, QueueOffset], files: Files | None = None
+) -> None:
+    _write(config / "delayOffset.json", {"offsetTable": dict(offsets)}, _delay_offsets, files)
 
 
 def _delay_offsets(table: Fields) -> dict[int, QueueOffset]:
@@ -145,14 +159,14 @@ def load_filters(config: Path) -> dict[tuple[str, str], FilterData]:
     return _read(config / "consumerFilter.json", _filters) or {}
 
 
-def save_filters(config: Path, filters: Filters) -> None:
+def save_filters(config: Path, filters: Filters, files: Files | None = None) -> None:
     table: Fields = {}
     for (topic, group), data in filters.items():
         of_topic = table.setdefault(topic, {"groupFilterData": {}, "topic": topic})
         of_topic["groupFilterData"][group] = dict(
             sorted((_to_fields(data) | {"dead": data.is_dead}).items())
         )
-    _write(config / "consumerFilter.json", {"filterDataByTopic": table}, _filters)
+    _write(config / "consumerFilter.json", {"filterDataByTopic": table}, _filters, files)
 
 
 def _filters(table: Fields) -> dict[tuple[str, str], FilterData]:
@@ -197,7 +211,7 @@ def read_table(path: Path) -> Fields | None:
     return _read(path, lambda table: table)
 
 
-def write_table(path: Path, value: Mapping[str, Any]) -> None:
+def write_table(path: Path, value: Mapping[str, Any], files: Files | None = None) -> None:
     """Replace a table. After a crash at any step, the old one or the new one is read.
 
     1. Make the text: a value that can't be written touches no file.
@@ -207,9 +221,10 @@ def write_table(path: Path, value: Mapping[str, Any]) -> None:
     4. Rename x.json.tmp to x.json.
     5. Sync the directory, for both renames. It does not matter which of them outlives a crash.
 
+    Raises StoreError: then the old one is read, or the new one if only the last step failed.
     RocketMQ syncs nothing, writes over the backup, and for a moment has no x.json.
     """
-    _write(path, value, lambda table: table)
+    _write(path, value, lambda table: table, files)
 
 
 def _read(path: Path, decode: Callable[[Fields], T]) -> T | None:
@@ -235,36 +250,32 @@ def _read(path: Path, decode: Callable[[Fields], T]) -> T | None:
     )
 
 
-def _write(path: Path, value: Mapping[str, Any], decode: Callable[[Fields], object]) -> None:
+def _write(
+    path: Path,
+    value: Mapping[str, Any],
+    decode: Callable[[Fields], object],
+    files: Files | None = None,
+) -> None:
+    files = files or Files()
     # ASCII: read alike whatever the JVM's file.encoding
     data = fastjson.render(value, pretty=True, ascii_only=True).encode()  # 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write_synced(_beside(path, ".tmp"), data)  # 2
+    new = files.make_directory(path.parent)
+    files.write_whole(_beside(path, ".tmp"), data)  # 2
     try:
-        current = path.read_bytes()
+        current = files.read(path)
         decode(_parsed(_text(current)))
     except (FileNotFoundError, ValueError):
         pass
     else:
-        _write_synced(_beside(path, ".bak.tmp"), current)  # 3
-        os.replace(_beside(path, ".bak.tmp"), _beside(path, ".bak"))
-    os.replace(_beside(path, ".tmp"), path)  # 4
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # 5
-    finally:
-        os.close(directory)
+        files.write_whole(_beside(path, ".bak.tmp"), current)  # 3
+        files.replace(_beside(path, ".bak.tmp"), _beside(path, ".bak"))
+    files.replace(_beside(path, ".tmp"), path)  # 4
+    for directory in (path.parent, *new):
+        files.sync_directory(directory)  # 5
 
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _text(data: bytes) -> str:
