@@ -13,7 +13,6 @@ from tamis.errors import ConfigError, CorruptRecord, StoreError
 from tamis.filter.tags import parse_tags
 from tamis.store.commitlog import IllegalMessage
 from tamis.store.config import StoreConfig
-from tamis.store.files import File
 from tamis.store.inspect import Directory
 from tamis.store.select import Limits, Status
 from tamis.store.store import Store
@@ -41,11 +40,11 @@ def test_a_failed_sync_is_never_taken_for_a_good_one(
     store = Store(tmp_path, CONFIG)
     store.append([Draft(topic="T", body=b"kept")])
 
-    def fail(file: File) -> None:
+    def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(File, "sync", fail)
+        patched.setattr(os, "fdatasync", fail)
         with pytest.raises(StoreError, match="while syncing"):
             store.append([Draft(topic="T", body=b"unknown")])
     with pytest.raises(StoreError, match="opened again"):

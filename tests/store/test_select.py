@@ -303,7 +303,7 @@ def test_a_damaged_record_is_left_out_and_the_others_are_served(
     with Store(tmp_path, StoreConfig(**LARGE)) as store:
         if not sealed:
             store.select("T", 0, 0)
-            store.log.seals_of(0)  # as it is now: what comes later is judged by its body
+            store.log.is_sealed(0)  # as it is now: what comes later is judged by its body
         placed = store.append(_numbered(100))
         store.dispatch()
         (path,) = (tmp_path / "commitlog").iterdir()

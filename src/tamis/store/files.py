@@ -130,7 +130,7 @@ class Files:
         self._most_open = most_open
         self._lock = threading.Lock()  # of what follows, and of the files' own state
         self._open: dict[File, None] = {}  # those with a mapping or a descriptor, as a ring
-        self._held = 0  # mappings and descriptors of theirs
+        self.held = 0  # mappings and descriptors of theirs
 
     # Files of fixed size.
 
@@ -310,10 +310,10 @@ class Files:
 
     def _admit(self, file: "File") -> None:
         """With the lock: the file holds one thing more."""
-        self._held += 1
+        self.held += 1
         self._open[file] = None
         for _ in range(2 * len(self._open)):
-            if self._held <= self._most_open:
+            if self.held <= self._most_open:
                 return
             oldest = next(iter(self._open))
             del self._open[oldest]
@@ -321,13 +321,13 @@ class Files:
                 oldest.is_recent = False
                 self._open[oldest] = None
             else:
-                self._held -= oldest.let_go()
+                self.held -= oldest.let_go()
 
     def _dismiss(self, file: "File") -> None:
         with self._lock:
             if file in self._open:
                 del self._open[file]
-                self._held -= file.let_go()
+                self.held -= file.let_go()
             else:
                 file.let_go()
 

@@ -129,7 +129,7 @@ class FileSequence:
         return at
 
     def write(self, offset: int, data: Data) -> None:
-        """Makes the files it needs. `end` stays: whatever fails, nothing was written that counts."""
+        """Makes the files it needs. `end` stays: if this fails, nothing was written that counts."""
         view = memoryview(data)
         while view:
             file, start = self._file_for(offset)
@@ -240,6 +240,15 @@ class FileSequence:
                 with self._changing:  # after a failure the rest is still to be done
                     self._unsynced = {**unsynced, **self._unsynced}
                     self._new = new + self._new
+
+    def mark_unsynced(self, start: int) -> None:
+        """What is there from `start` on, and all names, are to be synced by the next flush."""
+        with self._changing:
+            for at, file in zip(*self._table, strict=True):
+                if at + self.file_size > start:
+                    self._unsynced[at] = file
+            if self._unsynced:
+                self._new.append(self.directory)
 
     def truncate(self, end: int) -> None:
         """Nothing is left from `end` on: files beyond go, the rest of its own is zeros.

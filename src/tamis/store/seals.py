@@ -16,6 +16,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import StoreError
-from ._walk import crcs_and_times, make_seals, seal_check
+from ._walk import find_altered, make_seals, seal_check
 from .files import Bytes, Files, file_name, file_start
 
 __all__ = ["NO_SEALS", "Sealed", "Seals"]
@@ -179,10 +180,12 @@ class Seals:
             return result
         found = np.minimum(np.searchsorted(places, ats), len(places) - 1)
         sealed = np.flatnonzero(places[found] == ats)
-        now = np.empty((len(sealed), 2), dtype=np.int64)
-        crcs_and_times(data.ctypes.data, ats[sealed], sizes[sealed], now)
-        same = now[:, 1] == times[found[sealed]]
-        result[sealed] = same & (now[:, 0] != crcs[found[sealed]])
+        seals = found[sealed]
+        altered = np.empty(len(sealed), dtype=np.bool_)
+        find_altered(
+            data.ctypes.data, ats[sealed], sizes[sealed], crcs[seals], times[seals], altered
+        )
+        result[sealed] = altered
         return result
 
     def has(self, file: int) -> bool:
@@ -241,7 +244,7 @@ class Seals:
                 firsts.append(int(whole["at"][0]) if len(whole) else before)
         finally:
             os.close(descriptor)
-        if any(one > other for one, other in zip(firsts, firsts[1:], strict=False)):
+        if any(one > other for one, other in pairwise(firsts)):
             log.warning("%s: not in order, bodies are checked instead", path)
             return _Known(0, [])
         return _Known(count, firsts)
@@ -276,9 +279,7 @@ _HEAD = 64  # entries looked at for a whole one
 
 def _read(path: Path, start: int, count: int) -> Entries:
     try:
-        found: Entries = np.fromfile(
-            path, dtype=ENTRY, count=count, offset=start * ENTRY.itemsize
-        )
+        found: Entries = np.fromfile(path, dtype=ENTRY, count=count, offset=start * ENTRY.itemsize)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from None
     return found

@@ -446,7 +446,6 @@ class _Basket:
                 break
         self.walked, self.full = walked, why == FULL
 
-
     def _seals(self, place: Stretch, numbers: Ints, start: int) -> Sealed:
         """Those of the units' records that lie in the log file that begins at `start`."""
         if not self._log.is_sealed(start):

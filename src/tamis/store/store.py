@@ -194,6 +194,8 @@ class Store:
         if state.torn is not None:
             log.warning("dropping the end of the log, which is not whole: %s", state.torn)
         self._log.truncate(state.end)
+        if not clean:  # who wrote it may have been killed before it was on the disk
+            self._log.files.mark_unsynced(begin)
         self._log.flush()
         self._durable = state.end
         certain = state.end if clean and complete else begin  # what queues hold beyond may be torn
