@@ -39,8 +39,11 @@ format: install  ## put the format right
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format --quiet .
 
-crash: install  ## a thousand disasters on a store, each followed by recovery; TAMIS_CRASH_SEED=n for one
-	TAMIS_CRASHES=1000 TAMIS_KILLS=20 $(BIN)/python -m pytest tests/store/test_crashes.py
+# How many disasters `make crash` has.
+CRASHES ?= 1000
+
+crash: install  ## a thousand disasters on a store, each followed by recovery, and every system call failing in turn
+	TAMIS_CRASHES=$(CRASHES) TAMIS_KILLS=20 $(BIN)/python -m pytest tests/store/test_crashes.py tests/store/test_faults.py
 
 soak: install  ## ten minutes of producers, filtered consumers, members that come and go
 	$(BIN)/python benchmarks/soak.py

@@ -53,7 +53,7 @@ print(first, second, third)
 
 
 def test_a_store_has_many_more_queues_than_the_process_has_descriptors(tmp_path: Path) -> None:
-    many = os.environ.get("TAMIS_QUEUES", "3000")
+    many = os.environ.get("TAMIS_QUEUES", "800")
     done = subprocess.run(
         [sys.executable, "-c", _MANY, str(tmp_path), many], capture_output=True, text=True
     )

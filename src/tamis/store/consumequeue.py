@@ -67,10 +67,10 @@ class ConsumeQueue:
 
     def written(self) -> Iterator[tuple[int, Units]]:
         """The offset of the first unit and the units of each file, without the hole at its end."""
-        size = self.sequence.file_size
-        for start in self.sequence.starts:
-            end = -(-self.sequence.data_end(start) // UNIT_SIZE) * UNIT_SIZE
-            data = self.sequence.view(start, min(end, start + size))
+        for start, data in self.sequence.written():
+            rest = -len(data) % UNIT_SIZE
+            if rest:  # the hole begins in the middle of a unit
+                data = np.concatenate((data, np.zeros(rest, dtype=np.uint8)))
             yield start // UNIT_SIZE, data.view(UNIT)
 
     def reserve(self, end: int) -> None:
@@ -138,6 +138,10 @@ class ConsumeQueue:
             if len(known) and known["offset"][0] >= log_start and known["size"][0] != _BLANK:
                 return
         first = self.units(self.sequence.start // UNIT_SIZE, self.sequence.file_size // UNIT_SIZE)
+        self.find_min_offset(first, log_start)
+
+    def find_min_offset(self, first: Units, log_start: int) -> None:
+        """As `correct_min_offset`, among the units of the first file."""
         found = np.flatnonzero((first["offset"] >= log_start) & (first["size"] != _BLANK))
         if len(found):
             self.min_offset = QueueOffset(self.sequence.start // UNIT_SIZE + int(found[0]))
@@ -155,18 +159,19 @@ class ConsumeQueue:
                 break
             self.sequence.drop_first()
 
-    def truncate(self, offset: int) -> None:
-        """Nothing is left from queue offset `offset` on."""
+    def truncate(self, offset: int, *, begins_at_0: bool = False) -> None:
+        """Nothing is left from queue offset `offset` on. `begins_at_0`: should nothing be left at
+        all, the next unit is the first of the first file, which can stay."""
         self._reserved = 0
-        if offset * UNIT_SIZE <= self.sequence.start:
+        if offset * UNIT_SIZE <= self.sequence.start and not (offset == 0 and begins_at_0):
             self.sequence.destroy()
             self.min_offset = QueueOffset(0)
         else:
             self.sequence.truncate(offset * UNIT_SIZE)
 
-    def end_at(self, offset: int) -> None:
+    def end_at(self, offset: int, *, begins_at_0: bool = False) -> None:
         """As `truncate`, where there is known to be nothing from `offset` on."""
-        if offset * UNIT_SIZE <= self.sequence.start:
+        if offset * UNIT_SIZE <= self.sequence.start and not (offset == 0 and begins_at_0):
             self.truncate(offset)
         else:
             self.sequence.end = offset * UNIT_SIZE

@@ -215,6 +215,17 @@ class Files:
         except OSError as error:
             raise failure(path, error) from None
 
+    def read_part(self, path: Path, descriptor: int, size: int) -> bytes:
+        """The first bytes of a file."""
+        parts, at = list[bytes](), 0
+        try:
+            while at < size and (part := os.pread(descriptor, size - at, at)):
+                parts.append(part)
+                at += len(part)
+        except OSError as error:
+            raise failure(path, error) from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
     def names(self, directory: Path) -> list[str]:
         """The names in a directory, in order; none if it is not there."""
         try:
@@ -441,19 +452,20 @@ class File:
         """Where the last data that was ever written ends, or a little beyond; then come zeros."""
         descriptor = self._files.open(self.path, os.O_RDONLY)
         try:
-            end = 0
-            with suppress(OSError):  # no more data; or a file system that has no holes
-                while end < self.size:
-                    data = os.lseek(descriptor, end, os.SEEK_DATA)
-                    end = os.lseek(descriptor, data, os.SEEK_HOLE)
-                return min(end, self.size)
-            try:
-                os.lseek(descriptor, 0, os.SEEK_HOLE)
-            except OSError:
-                return self.size
-            return min(end, self.size)
+            return min(_data_end(descriptor, self.size), self.size)
         finally:
             os.close(descriptor)
+
+    def written(self) -> Bytes:
+        """A copy of its bytes up to `data_end`. Where a mapping is touched the kernel reads on for
+        megabytes, holes as well: for a look at thousands of files that is too much."""
+        descriptor = self._files.open(self.path, os.O_RDONLY)
+        try:
+            size = min(_data_end(descriptor, self.size), self.size)
+            data = self._files.read_part(self.path, descriptor, size)
+        finally:
+            os.close(descriptor)
+        return np.frombuffer(data, dtype=np.uint8)
 
     def let_go(self) -> int:
         """With the lock: closes what it holds; gives how many that was. Views stay good."""
@@ -472,3 +484,14 @@ class File:
         """The mapping goes when the last view of it does."""
         self.is_closed = True
         self._files._dismiss(self)
+
+
+def _data_end(descriptor: int, size: int) -> int:
+    end = 0
+    try:
+        while end < size:
+            end = os.lseek(descriptor, os.lseek(descriptor, end, os.SEEK_DATA), os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # which says that there is no more data
+            return size  # a file system that does not know of holes
+    return end

@@ -220,6 +220,11 @@ class FileSequence:
         starts, files = self._table
         return start + files[bisect_right(starts, start) - 1].data_end()
 
+    def written(self) -> Iterator[tuple[int, Bytes]]:
+        """Where each file begins and a copy of what was ever written to it."""
+        for start, file in self.files():
+            yield start, file.written()
+
     def flush(self) -> None:
         """Makes what was written durable, and the names of files that were made. What a writer
         adds meanwhile comes with the next."""

@@ -76,7 +76,8 @@ def next_record(log: CommitLog, offset: int) -> int | None:
         if found is None:
             return None
         data, file_start = found
-        stop = min(log.end - file_start, len(data))
+        # what was never written is not looked at: of a file of 1 GiB it may be nearly all
+        stop = min(log.end, log.files.data_end(file_start)) - file_start
         # Where the seals know the records, no other place will do: a body may hold a whole record.
         for place in log.seals.places(file_start, at - file_start) if log.seals is not None else ():
             if _begins_record(data, place, stop, file_start):
@@ -97,7 +98,8 @@ def _begins_record(data: Bytes, at: int, stop: int, file_start: int) -> bool:
 
 def _torn(log: CommitLog, bad: CorruptRecord) -> str | None:
     """None if there is nothing but zeros: no write was cut short."""
-    view = log.files.view(bad.offset)
+    file_start = bad.offset - bad.offset % log.files.file_size
+    view = log.files.view(bad.offset, log.files.data_end(file_start))
     return str(bad) if view.any() else None
 
 
@@ -130,14 +132,15 @@ def has_extension(queue: ConsumeQueue) -> bool:
     return extension is not None and None not in (extension.unit(ends[0]), extension.unit(ends[-1]))
 
 
-def trim_queue(queue: ConsumeQueue, log_end: int) -> None:
-    """Cuts a queue where its units stop making sense or point beyond the log's end, and measures
-    its messages."""
+def trim_queue(queue: ConsumeQueue, log_start: int, log_end: int) -> None:
+    """Cuts a queue where its units stop making sense or point beyond the log's end, measures its
+    messages and finds the first that is still in the log."""
     if queue.extension is not None:
         queue.extension.recover()
     end, largest = queue.sequence.start // UNIT_SIZE, 0
     last_address = None
     is_clean = True  # nothing but zeros after the end
+    oldest = None  # units of the first file
     for first, units in queue.written():
         if not is_clean or end < first:  # after a gap there is nothing to keep
             is_clean = False
@@ -148,6 +151,8 @@ def trim_queue(queue: ConsumeQueue, log_end: int) -> None:
         cut = np.flatnonzero(bad)
         good = int(cut[0]) if len(cut) else len(units)
         end = first + good
+        if oldest is None:
+            oldest = units[:good]
         if good:
             largest = max(largest, int(np.max(sizes[:good], where=~blank[:good], initial=0)))
             codes = units["code"][:good].astype(np.int64)
@@ -157,10 +162,12 @@ def trim_queue(queue: ConsumeQueue, log_end: int) -> None:
         is_clean = not units[good:].view(np.uint8).any()
     queue.largest = largest
     if not queue.sequence or not is_clean:
-        queue.truncate(end)
+        queue.truncate(end, begins_at_0=log_start == 0)
     else:
-        queue.end_at(end)
+        queue.end_at(end, begins_at_0=log_start == 0)
     if queue.extension is not None and last_address is not None:
         queue.extension.truncate_after(last_address)
     elif queue.extension is not None:
         queue.extension.sequence.destroy()
+    if queue.sequence and oldest is not None:
+        queue.find_min_offset(oldest, log_start)

@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -200,15 +201,15 @@ class Store:
         self._durable = state.end
         certain = state.end if clean and complete else begin  # what queues hold beyond may be torn
         for queue in self._queues.values():
-            recovery.trim_queue(queue, certain)
+            recovery.trim_queue(queue, self._log.start, certain)
         if clean and complete:
             self._dispatched = int(state.end)  # `close` saw to it
         else:
             indexed = self._index.end_offset if self._index.files else 0
             self._dispatched = min(begin, max(indexed, self._log.start))
-        self.dispatch()
+        for key in self.dispatch():
+            self._queues[key].correct_min_offset(self._log.start)
         for key, queue in self._queues.items():
-            queue.correct_min_offset(self._log.start)
             self._next_offsets[key] = queue.max_offset
         self._last_time = max(self._checkpoint.log, state.last_time)
 
@@ -241,8 +242,8 @@ class Store:
         self._check_can_append()
         drafts = [d if _DELAY not in d.properties else self._delayed(d) for d in drafts]
         with self._appending:
-            queues = {(d.topic, d.queue_id) for d in drafts if d.sys_flag & _HALF_WAY in _COUNTED}
-            self._reserve((queue, len(drafts)) for queue in queues)  # 1
+            counted = (d for d in drafts if d.sys_flag & _HALF_WAY in _COUNTED)
+            self._reserve(Counter((d.topic, d.queue_id) for d in counted).items())  # 1
             placed = self._log.append(drafts, self._next_offsets, self._time())  # 2
             end = self._log.end
         if self.config.flush == "sync":
