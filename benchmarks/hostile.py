@@ -29,6 +29,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,7 @@ __all__ = [
 
 P99, WORST = 100.0, 500.0  # milliseconds
 MEMORY = 2**30  # bytes
+RESTART_SECONDS = 60.0
 REPORT_SECONDS = 60.0  # the client may be in the middle of requests that are not answered
 KINDS = ("send", "pull", "route")
 FILES = {"data", "out", "err", "attack.json", "disk", "disk.img"}  # beside a server's data
@@ -91,7 +93,10 @@ class Neighbour:
         assert self._process.stdout is not None
         self._process.stdin.write("report\n")
         self._process.stdin.flush()
-        found = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:
+            raise Unusable(f"the client ended: {self._process.communicate()[1][-300:]}")
+        found = json.loads(line)
         return Report(**found | {"acks": [tuple(ack) for ack in found["acks"]]})
 
     def end(self) -> None:
@@ -119,13 +124,15 @@ def attack_beside(
     line = [sys.executable, hostile_attacks.__file__, attack.name]
     line += [server.broker, server.nameserver, "--report", str(path)]
     line += ["--seconds", str(seconds), "--scale", str(scale), "--seed", str(seed)]
-    process = subprocess.Popen(line, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert process.stdout is not None
     try:
+        process.stdout.readline()  # it is under way
         if attack.kills:
             time.sleep(seconds * 0.8)
             report = neighbour.report()  # its messages are acknowledged before the kill
             server.kill()
-        process.wait(6 * seconds + 60)
+        process.communicate(timeout=6 * seconds + 60)
         if not attack.kills:
             time.sleep(after)
             report = neighbour.report()
@@ -134,7 +141,7 @@ def attack_beside(
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait()
+            process.communicate()
     done = Done(notes=["it did not end by itself"])
     if path.exists():
         found = json.loads(path.read_text())
@@ -151,7 +158,7 @@ def server_for(attack: Attack, directory: Path, flush: str = "sync") -> Iterator
         if attack.disk is not None:
             data = stack.enter_context(mounted(attack.disk, directory)) / "data"
             data.mkdir()
-            ballast(data.parent, attack)
+            ballast(data.parent)
         server = Server(
             directory,
             data=data,
@@ -164,14 +171,13 @@ def server_for(attack: Attack, directory: Path, flush: str = "sync") -> Iterator
         yield server
 
 
-def ballast(disk: Path, attack: Attack, *, is_off: bool = False) -> None:
-    """Files that take room on a small disk until it is to be usable again."""
-    files = [disk / f"ballast-{n}" for n in range(20)]
-    for file in files:
+def ballast(disk: Path, *, is_off: bool = False) -> None:
+    """Files that take room and inodes on a small disk, until it is to be usable again."""
+    for file in (disk / f"ballast-{n}" for n in range(200)):
         if is_off:
             file.unlink(missing_ok=True)
         else:
-            file.write_bytes(bytes(2**17))
+            file.write_bytes(bytes(2**14))
 
 
 # A row.
@@ -221,7 +227,7 @@ def measure(attack: Attack, directory: Path, arguments: argparse.Namespace) -> R
             try:
                 server.start()
             except NotStarted as error:
-                if attack.must_not_start:
+                if attack.must_not_start and "limit" in str(error):
                     row.notes.append(f"refused to start: {error}")
                 else:
                     row.is_alive = False
@@ -282,21 +288,16 @@ def _look_and_restart(row: Row, server: Server) -> None:
         else:
             try:
                 row.missing = find_missing(server.broker, row.acks)
-                code = server.stop()
-                if code != 0:
-                    row.is_alive = False
-                    row.bad.append(
-                        "SIGTERM did not end it" if code is None else f"it ended with {code}"
-                    )
+                _stop(row, server)
             except (ConnectionError, TimeoutError) as error:
                 row.is_alive = False
                 row.bad.append(f"frozen: {error!r}")
                 server.kill()
     if row.attack.disk is not None:
-        ballast(server.data.parent, row.attack, is_off=True)
+        ballast(server.data.parent, is_off=True)
     peak, server.memory = server.memory, Memory()
     try:
-        server.start()
+        server.start(RESTART_SECONDS)
         again = find_missing(server.broker, row.acks)
     except NotStarted as error:
         raise NotStarted(f"the restart failed: {error}") from None
@@ -305,6 +306,18 @@ def _look_and_restart(row: Row, server: Server) -> None:
     finally:
         server.memory = peak
     row.missing += [f"{line} (after the restart)" for line in again]
+
+
+def _stop(row: Row, server: Server) -> None:
+    code = server.stop()
+    if code is None:
+        row.is_alive = False
+        row.bad.append("SIGTERM did not end it")
+    elif code != 0 and row.attack.may_refuse:  # it could not save all it wanted, and said so
+        row.notes.append(f"it ended with {code}")
+    elif code != 0:
+        row.is_alive = False
+        row.bad.append(f"it ended with {code}")
 
 
 def _mebibytes(count: int) -> int:
@@ -398,6 +411,7 @@ def main() -> None:
         for attack in ATTACKS.values():
             print(f"{attack.name:<17} {attack.about}")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended then too
     heading(arguments)
     missed = []
     for name in arguments.only or ATTACKS:

@@ -4,7 +4,8 @@
 
 An attack runs in a process of its own, at a lower priority (nice 10): in earnest it would have a
 machine of its own, and here there may be two cores for all. It goes to loopback only, does a
-bounded number of things, ends by itself when its time is over, and writes what it did as JSON.
+bounded number of things, ends by itself when its time is over, and writes what it did as JSON. It
+prints a line when it begins.
 """
 
 import argparse
@@ -124,10 +125,10 @@ ATTACKS = {
         ),
         Attack(
             "full-disk",
-            "Sends until a disk of 24 MiB is full.",
+            "Sends until a disk of 32 MiB is full.",
             moves.fill_disk,
             settings=_SMALL_FILES,
-            disk=Disk(mebibytes=24, inodes=20_000),
+            disk=Disk(mebibytes=32, inodes=20_000),
             may_refuse=True,
         ),
         Attack(
@@ -135,7 +136,7 @@ ATTACKS = {
             "Sends until a disk has no inode left.",
             moves.use_inodes,
             settings=_SMALL_FILES,
-            disk=Disk(mebibytes=256, inodes=400),
+            disk=Disk(mebibytes=256, inodes=800),
             may_refuse=True,
         ),
         Attack(
@@ -164,6 +165,7 @@ def main() -> None:
         if not address.startswith("127."):
             parser.error(f"{address}: attacks go to loopback only")
     os.nice(10)
+    print("under way", flush=True)
     target = Target(given.broker, given.nameserver, given.seconds, given.scale, given.seed)
     try:
         ATTACKS[given.name].run(target)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 __all__ = ["Disk", "Memory", "NotMounted", "NotStarted", "Server", "mounted"]
 
-START_SECONDS = 90.0  # the first start on a machine compiles some code
+START_SECONDS = 120.0  # the first start on a machine compiles some code
 STOP_SECONDS = 30.0
 SAMPLE_SECONDS = 0.05
 _READY = re.compile(r"name server (127\.0\.0\.1:\d+).*?broker (127\.0\.0\.1:\d+)")
