@@ -154,7 +154,7 @@ class Neighbour:
             await asyncio.sleep(0.05)  # before it connects again
             raise _Failed(type(error).__name__) from None
         if answer.code != ResponseCode.SUCCESS:
-            raise _Refused(f"{answer.code} {(answer.remark or '')[:100]}")
+            raise _Refused(f"{answer.code} {(answer.remark or '').partition(chr(10))[0][:100]}")
         return answer
 
 
