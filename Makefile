@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Processes that share the tests; 0: pytest's own alone.
 WORKERS ?= 2
 
-.PHONY: help install test spark demo lint types format crash soak bench lock clean
+.PHONY: help install test spark demo lint types format crash soak hostile bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -47,6 +47,9 @@ crash: install  ## a thousand disasters on a store, each followed by recovery, a
 
 soak: install  ## ten minutes of producers, filtered consumers, members that come and go
 	$(BIN)/python benchmarks/soak.py
+
+hostile: install  ## every attack on a broker, and what a well-behaved client beside it notices
+	$(BIN)/python benchmarks/hostile.py
 
 bench: install  ## measure; filter engines, broker, client and Spark beside others (needs Java, Maven)
 	$(BIN)/python benchmarks/bench_filter.py
