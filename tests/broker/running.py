@@ -102,8 +102,6 @@ class Client:
         return await self.ask(RequestCode.PULL_MESSAGE, header.to_fields())
 
     async def all_of(self, topic: str, queue_id: int = 0, **others: Any) -> list[StoredMessage]:
-        if (store := self.store) is not None:  # a message is answered before it is queued
-            await until(lambda: store.dispatched >= store.log.end)
         answer = await self.pull(topic, queue_id=queue_id, **others)
         return messages(answer.body)
 

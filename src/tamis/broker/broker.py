@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ..errors import ConfigError, StoreError
 from ..filter.bloom import BloomFilter
-from ..message import DELAY_TOPIC, Host
+from ..message import Host
 from ..net.aio import Peer
 from ..net.server import Server
 from ..store.dispatch import parse_delay_levels
@@ -39,6 +39,7 @@ from .latency import Latency
 from .locks import Locks
 from .members import Consumers, Producers
 from .offsets import Offsets
+from .queueing import Queueing
 from .registration import Registrar
 from .stats import Stats
 from .topics import Topics
@@ -56,9 +57,6 @@ _SAVE_FILTERS: Final = 10.0
 _SAVE_SOON: Final = 0.02
 _CLEAN: Final = 10.0
 _SWEEP: Final = 1.0
-_DISPATCH_SLICE: Final = 0.005
-_MOST_REST: Final = 0.05
-_UNWATCHED: Final = 0.001  # after an append, if no pull waits for it
 _VIP: Final = 2  # old clients send to the port this much lower
 
 
@@ -81,11 +79,7 @@ class Broker:
         self._threads = ThreadPoolExecutor(2, "tamis-files")
         self._unsaved: dict[str, Callable[[], Callable[[], None]]] = {}
         self._saver: asyncio.Task[None] | None = None
-        self._dispatching = False
-        self._is_behind = False
-        self._last_dispatch = 0.0  # when it ended
-        self.dispatch_seconds = 0.0  # what the last one took
-        self.dispatch_latency, self.flush_latency = Latency(), Latency()
+        self.flush_latency = Latency()
         self.started = now()
         self.port = 0
         self.address = ""
@@ -142,7 +136,9 @@ class Broker:
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
         self.holds, self.locks = Holds(self._clock), Locks(self._clock)
         self.filter_servers = FilterServers(self._clock)
-        self.intake = Intake(store, sync=config.flush == "sync", on_stored=self._stored)
+        self.queueing = Queueing(store, self.holds, self._clock)
+        sync = config.flush == "sync"
+        self.intake = Intake(store, sync=sync, on_stored=self.queueing.stored)
         self.intake.on_flush = self._flushed
         self.intake.on_append = self.stats.put_took
         levels = parse_delay_levels(config.delay_levels)
@@ -160,6 +156,7 @@ class Broker:
             self.filters,
             self.offsets,
             self.holds,
+            self.queueing,
             self.stats,
             self.verdicts,
             self._clock,
@@ -204,6 +201,7 @@ class Broker:
 
     def _connect_parts(self) -> None:
         """Who tells whom."""
+        self.queueing.on_delayed = self.delays.wake
         self.topics.on_change = self._topic_changed
         self.groups.on_change = lambda: self._save("groups", self.groups.snapshot)
         self.consumers.on_change = lambda group: notify_members(self.settings, self.groups, group)
@@ -261,36 +259,6 @@ class Broker:
         if old.permission != new.permission:
             self.registrar.changed()
 
-    # Dispatch follows appends: soon if a pull waits, else in good time, and in slices, so that it
-    # takes no more than a fourth of the loop's time, or half of it while it is behind.
-
-    def _stored(self) -> None:
-        if self._dispatching:
-            return
-        self._dispatching = True
-        since = self._clock() - self._last_dispatch
-        rest = (1 if self._is_behind else 3) * min(self.dispatch_seconds, _MOST_REST)
-        pause = max(rest - since, 0.0 if self.holds.count else _UNWATCHED)
-        asyncio.get_running_loop().call_later(pause, self._dispatch)
-
-    def _dispatch(self) -> None:
-        self._dispatching = False
-        started = self._clock()
-        try:
-            grown = self.store.dispatch(_DISPATCH_SLICE)
-        except StoreError:
-            log.exception("dispatch failed; it is tried again with the next message")
-            return
-        self.dispatch_latency.observe(self._clock() - started)
-        self.holds.grown(grown)
-        self._last_dispatch = self._clock()
-        self.dispatch_seconds = self._last_dispatch - started
-        self._is_behind = self.store.dispatched < self.store.log.end
-        if self._is_behind:
-            self._stored()
-        if any(topic == DELAY_TOPIC for topic, _ in grown):
-            self.delays.wake()
-
     # What runs beside the requests.
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
@@ -333,8 +301,8 @@ class Broker:
         self.consumers.drop_silent(before)
         self.producers.drop_silent(before)
         self.stats.tick(self.now())
-        if self.store.dispatched < self.store.log.end:
-            self._stored()
+        if not self.queueing.is_current:
+            self.queueing.stored()
 
     async def _save_offsets(self) -> None:
         self.transactions.note_progress()

@@ -8,6 +8,7 @@ over instead of tried for ever.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _BATCH: Final = 512  # messages delivered together, at the most
 _BATCH_BYTES: Final = 4 * 2**20
-_GRAIN: Final = 0.1  # seconds; news of delayed messages is looked at no more often
+_GRAIN: Final = 0.05  # seconds; news of delayed messages is looked at no more often
 _LONGEST: Final = 1.0  # seconds of sleep while something waits: the clock may be set
 _AFTER_FAILURE: Final = 1.0  # seconds
 
@@ -117,49 +118,67 @@ class Delays:
             await self._sleep(wait)
 
     async def _sleep(self, wait: float | None) -> None:
+        """Until the next message is due. News may bring an earlier one; they are looked at together
+        with those that follow within a moment, but never later than the next is due."""
         longest = None if wait is None else min(wait, _LONGEST)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest):
                 await self._woken.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(_GRAIN if longest is None else min(longest, _GRAIN))
+                await asyncio.sleep(_GRAIN)
 
     async def deliver(self) -> float | None:
         """Delivers all that is due. Gives the seconds until the next is, None if nothing waits.
 
         Raises StoreError when a copy can't be stored; it will be tried again.
         """
-        waits = [0.0]
-        while 0.0 in waits:  # a batch of each level in turn: none is to hold up the others
-            waits = []
+        while True:
+            waits, due = list[float](), list[tuple[int, ConsumeQueue]]()
             for level, queue in self._queues().items():
-                wait = await self._deliver_some(level, queue)
-                if wait is not None:
+                wait = self._wait_for(level, queue)
+                if wait is None:
+                    continue
+                if wait > 0:
                     waits.append(wait)
-        return min(waits, default=None)
+                else:
+                    due.append((level, queue))
+            if not due:
+                return min(waits, default=None)
+            # a batch of each level, together: none is to wait until the others are on the disk
+            outcomes = await asyncio.gather(
+                *(self._deliver_some(level, queue) for level, queue in due), return_exceptions=True
+            )
+            for outcome in outcomes:
+                if outcome is not None:
+                    raise outcome
 
     def _queues(self) -> dict[int, ConsumeQueue]:
-        queues = self._store.queues
-        numbers = range(len(self._levels))
-        found = {n + 1: queues.get((DELAY_TOPIC, n)) for n in numbers}
-        return {level: queue for level, queue in found.items() if queue is not None}
+        found = dict[int, ConsumeQueue]()
+        for number in range(len(self._levels)):
+            queue = self._store.find_queue(DELAY_TOPIC, number)
+            if queue is not None:
+                found[number + 1] = queue
+        return found
 
-    async def _deliver_some(self, level: int, queue: ConsumeQueue) -> float | None:
-        """As `deliver`, a batch of one level; 0 if more may be due."""
+    def _wait_for(self, level: int, queue: ConsumeQueue) -> float | None:
+        """Seconds until a level's next message is due; 0 if it is, None if there is none."""
         offset = self._next(level, queue)
         if offset >= queue.max_offset:
             return None
         units = queue.units(offset, 1)
         if not len(units):
-            self._move(level, queue.next_file(offset))
             return 0.0
         now = int(self._now() * 1000)
-        # the first alone decides whether to look at more: mostly it is not due
         first = int(self._times(level, queue, units)[0])
-        if now < first <= now + self._levels[level - 1]:
-            return (first - now) / 1000
-        due = self._due(level, queue, offset, now)
+        is_early = now < first <= now + self._levels[level - 1]
+        return (first - now) / 1000 if is_early else 0.0
+
+    async def _deliver_some(self, level: int, queue: ConsumeQueue) -> None:
+        """As `deliver`, a batch of one level."""
+        offset = self._next(level, queue)
+        if not len(queue.units(offset, 1)):
+            self._move(level, queue.next_file(offset))
+            return
+        due = self._due(level, queue, offset, int(self._now() * 1000))
         outcomes = await self._store_each(due.drafts)  # 1
         for number, outcome in zip(due.numbers, outcomes, strict=True):
             if isinstance(outcome, IllegalMessage):
@@ -168,7 +187,6 @@ class Delays:
                 self._move(level, offset + number)
                 raise outcome
         self._move(level, offset + due.count)  # 2
-        return 0.0
 
     def _next(self, level: int, queue: ConsumeQueue) -> int:
         """Where to go on; corrected as `correctDelayOffset` does."""

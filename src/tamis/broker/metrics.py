@@ -85,7 +85,7 @@ class _BrokerCollector(Collector):
         yield from self._verdicts()
         yield from self._lags()
         for name, what, latency in (
-            ("dispatch", "queueing what was stored", self._broker.dispatch_latency),
+            ("dispatch", "queueing what was stored", self._broker.queueing.latency),
             ("flush", "a flush", self._broker.flush_latency),
         ):
             buckets = [(_bound(b), n) for b, n in latency.buckets()]
