@@ -112,7 +112,14 @@ class Broker:
         self.stats = Stats(now=lambda: NOW)
         producers, groups = Producers(), Groups(folder, lambda: NOW)
         transactions = Transactions(
-            *(self.store, self.intake, Offsets(folder), self.topics, producers, self.settings),
+            *(
+                self.store,
+                self.intake,
+                Offsets(folder, self.store),
+                self.topics,
+                producers,
+                self.settings,
+            ),
             lambda: NOW,
         )
         sender = Sender(

@@ -67,7 +67,8 @@ class Delays:
         self._offsets = tables.load_delay_offsets(folder)
         self._woken = asyncio.Event()
         self._is_failing = False
-        self.is_changed = False
+        self.path = folder / "delayOffset.json"
+        self.changes = 0
 
     @property
     def offsets(self) -> dict[int, int]:
@@ -83,7 +84,6 @@ class Delays:
 
     def snapshot(self) -> Callable[[], None]:
         """What saves the table as it is now; may be called in another thread."""
-        self.is_changed = False
         offsets, end = dict(self._offsets), self._store.log.end
 
         def save() -> None:
@@ -200,7 +200,7 @@ class Delays:
 
     def _move(self, level: int, offset: int) -> None:
         self._offsets[level] = QueueOffset(offset)
-        self.is_changed = True
+        self.changes += 1
 
     def _times(self, level: int, queue: ConsumeQueue, units: Units) -> Any:
         """Milliseconds at which each is due."""

@@ -21,13 +21,19 @@ def routes(b: "Broker") -> Mapping[int, Route]:
     name = b.settings.config.name
     progress = groups.Progress(name, b.store, b.topics, b.consumers, b.offsets, b.stats)
 
-    def saved(handle: Handler) -> Handler:
-        """Answered when what was changed is saved: a kill right after is not to undo it."""
+    def saved(handle: Handler, *tables: str) -> Handler:
+        """Answered when what was changed is on the disk: neither a kill nor a power cut right after
+        undoes it. If it can't be saved, that is the answer."""
 
         async def changed(header: Any, request: Request) -> Answer | None:
-            answer = handle(header, request)
-            await b.saved()
-            return answer  # type: ignore[return-value]  # none of these is a coroutine
+            result = handle(header, request)
+            answer = result if result is None or isinstance(result, Answer) else await result
+            try:
+                await b.saver.saved(*tables)
+            except StoreError as error:
+                why = f"done, but not saved: {error}; it is lost if the broker stops before it is"
+                raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
+            return answer
 
         return changed
 
@@ -110,10 +116,11 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         ),
         # Topics.
         code.UPDATE_AND_CREATE_TOPIC: Route(
-            h.CreateTopic, saved(partial(topics.create_topic, b.topics))
+            h.CreateTopic, saved(partial(topics.create_topic, b.topics), "topics")
         ),
         code.DELETE_TOPIC_IN_BROKER: Route(
-            h.OfTopic, saved(partial(topics.delete_topic, b.topics, b.offsets))
+            h.OfTopic,
+            saved(partial(topics.delete_topic, b.topics, b.offsets), "topics", "consumer offsets"),
         ),
         code.GET_ALL_TOPIC_CONFIG: Route(None, partial(topics.all_topics, b.topics)),
         code.GET_TOPIC_CONFIG: Route(h.OfTopic, partial(topics.one_topic, b.topics)),
@@ -135,10 +142,11 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.DELETE_EXPIRED_COMMITLOG: Route(None, partial(topics.clean_up, b.clean)),
         # Groups.
         code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(
-            None, saved(partial(groups.create_group, b.groups))
+            None, saved(partial(groups.create_group, b.groups), "groups")
         ),
         code.DELETE_SUBSCRIPTIONGROUP: Route(
-            h.DeleteGroup, saved(partial(groups.delete_group, b.groups, b.offsets))
+            h.DeleteGroup,
+            saved(partial(groups.delete_group, b.groups, b.offsets), "groups", "consumer offsets"),
         ),
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(None, partial(groups.all_groups, b.groups)),
         code.GET_SUBSCRIPTIONGROUP_CONFIG: Route(h.OfGroup, partial(groups.one_group, b.groups)),
@@ -164,11 +172,19 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             h.CorrectOffset, current(partial(groups.correct_offsets, b.store, b.offsets))
         ),
         code.CLONE_GROUP_OFFSET: Route(
-            h.CloneGroupOffset, partial(groups.clone_offsets, b.topics, b.consumers, b.offsets)
+            h.CloneGroupOffset,
+            saved(
+                partial(groups.clone_offsets, b.topics, b.consumers, b.offsets), "consumer offsets"
+            ),
         ),
         code.INVOKE_BROKER_TO_RESET_OFFSET: Route(
             h.ResetOffset,
-            current(partial(groups.reset_offset, name, b.store, b.topics, b.consumers, b.offsets)),
+            saved(
+                current(
+                    partial(groups.reset_offset, name, b.store, b.topics, b.consumers, b.offsets)
+                ),
+                "consumer offsets",
+            ),
         ),
         code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Route(
             h.GetConsumerStatus, partial(groups.consumer_status, b.consumers)
