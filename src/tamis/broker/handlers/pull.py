@@ -331,6 +331,10 @@ class Pull:
         selection = self._select_at_end(status)
         self._request.answer(self._answer(selection))
 
+    def fail(self, error: Exception) -> None:
+        why = f"{'/'.join(map(str, self.queue))}: {type(error).__name__}: {error}"
+        self._request.answer(Answer(code=ResponseCode.SYSTEM_ERROR, remark=why))
+
     def _select_at_end(self, status: Status) -> Selection:
         queue = self._by.store.find_queue(*self.queue)
         if queue is None or not queue.max_offset:
