@@ -17,7 +17,12 @@ from tamis.wire.codes import PullFlag, RequestCode
 from tamis.wire.command import Command
 from tamis.wire.headers import PullMessage, SendMessage, SendMessageBack
 
-SMALL = {"log_file_size": 2**20, "index_slots": 1000, "index_entries": 4000}
+SMALL: dict[str, Any] = {
+    "flush": "async",  # what needs sync says so
+    "log_file_size": 2**20,
+    "index_slots": 1000,
+    "index_entries": 4000,
+}
 
 
 @asynccontextmanager

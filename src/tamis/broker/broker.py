@@ -57,6 +57,7 @@ _SAVE_OFFSETS: Final = 5.0
 _SAVE_FILTERS: Final = 10.0
 _CLEAN: Final = 10.0
 _SWEEP: Final = 1.0
+_SHORTEST_FLUSH: Final = 0.001
 _VIP: Final = 2  # old clients send to the port this much lower
 
 
@@ -192,7 +193,7 @@ class Broker:
         await self.registrar.start()
         self._spawn(self.delays.run())
         self._spawn(self.transactions.run())
-        self._every(lambda: self.settings.config.flush_interval, self._flush)
+        self._every(lambda: 0.0, self._flush)  # it sleeps itself
         self._every(lambda: _SWEEP, self._sweep)
         self._every(lambda: _SAVE_OFFSETS, self._save_offsets)
         self._every(lambda: _SAVE_FILTERS, self._save_filters)
@@ -298,6 +299,7 @@ class Broker:
         self._spawn(run())
 
     async def _flush(self) -> None:
+        await self.settings.sleep(lambda config: max(config.flush_interval, _SHORTEST_FLUSH))
         started = self._clock()
         await self._in_thread(self.store.flush)
         self._flushed(self._clock() - started)
