@@ -1,6 +1,8 @@
 """Whoever asks after a message was acknowledged sees it, whatever they ask."""
 
 import asyncio
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from tamis.broker.delay import Delays
 from tamis.broker.intake import Intake
 from tamis.store.config import StoreConfig
 from tamis.store.store import Store
+from tamis.testing import LossyFiles
 from tamis.wire import beans, properties
 from tamis.wire import headers as h
 from tamis.wire.bodies import ConsumeStats, TopicStats
@@ -227,3 +230,44 @@ def test_news_do_not_make_a_delayed_message_late(
 
     late = hurried.run_until_complete(scene())
     assert max(late) <= 2  # milliseconds, of a clock that only counts
+
+
+class SlowDisk(LossyFiles):
+    """No sync returns before the disk is free."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(1))
+        self.is_free = threading.Event()
+        self.is_free.set()
+
+    def before_sync(self, file: Any) -> None:
+        self.is_free.wait()
+        super().before_sync(file)
+
+
+def test_a_busy_disk_does_not_make_a_delayed_message_late(tmp_path: Path) -> None:
+    async def scene() -> None:
+        seconds = [1_800_000_000.0]
+        files = SlowDisk()
+        config = StoreConfig(flush="async", log_file_size=2**20, index_slots=64, index_entries=256)
+        store = Store(tmp_path, config, files=files, now=lambda: seconds[0])
+        intake = Intake(store, sync=True, on_stored=store.dispatch)
+        delays = Delays(store, intake, store.paths.config, [1000], lambda: seconds[0])
+        block = properties.encode({"DELAY": "1"}).encode()
+        await intake.store([Draft(topic="T", properties=block)])
+        seconds[0] += 1
+        intake._disk_seconds = 1.0  # it was slow before: a thread waits for it
+        files.is_free.clear()
+        try:
+            async with asyncio.timeout(5):
+                assert await delays.deliver() is None
+            queue = store.find_queue("T", 0)
+            assert queue is not None
+            assert queue.max_offset == 1
+        finally:
+            files.is_free.set()
+        await intake.close()
+        delays.snapshot()()  # waits for the disk
+        store.close()
+
+    run(scene())

@@ -80,6 +80,7 @@ class Broker:
         self._threads = ThreadPoolExecutor(2, "tamis-files")
         self.saver = Saver(self._in_thread)
         self.flush_latency = Latency()
+        self._flush_failure = ""
         self.started = now()
         self.port = 0
         self.address = ""
@@ -301,7 +302,16 @@ class Broker:
     async def _flush(self) -> None:
         await self.settings.sleep(lambda config: max(config.flush_interval, _SHORTEST_FLUSH))
         started = self._clock()
-        await self._in_thread(self.store.flush)
+        try:
+            await self._in_thread(self.store.flush)
+        except (StoreError, OSError) as error:
+            if str(error) != self._flush_failure:  # once, not at each attempt
+                log.error("what is stored can't be flushed, trying again: %s", error)
+            self._flush_failure = str(error)
+            return
+        if self._flush_failure:
+            log.info("what is stored is flushed again")
+            self._flush_failure = ""
         self._flushed(self._clock() - started)
 
     def _flushed(self, seconds: float) -> None:
