@@ -156,6 +156,7 @@ def test_settings_go_by_our_names_or_by_rocketmqs() -> None:
     assert shown["defaultTopicQueueNums"] == "3"
     assert shown["flushIntervalCommitLog"] == "250"
     assert shown["transactionTimeOut"] == "1500"
+    assert shown["flushDiskType"] == "ASYNC_FLUSH"  # not the broker's default: tests are in a hurry
 
 
 def test_two_clusters_run_side_by_side() -> None:

@@ -77,7 +77,8 @@ class LocalBroker(_Local):
     """A broker on a free port, with its data in `store` or in a directory that goes with it.
 
     Settings are those of `BrokerConfig`, under its names or RocketMQ's (`flush="sync"`,
-    `enablePropertyFilter=True`), and with their units. `broker` is its address, `metrics` where its
+    `enablePropertyFilter=True`), and with their units; but `flush` is async unless it is given, for
+    a test's messages need not outlive a power cut. `broker` is its address, `metrics` where its
     metrics are if `metrics_port` is given. It can be stopped and started again within the `with`;
     it keeps its port and its data.
     """
@@ -94,7 +95,7 @@ class LocalBroker(_Local):
         self._given = store
         # any text is read as the broker's own tools would
         texts = {n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in settings.items()}
-        self._settings = BrokerConfig.from_text({"port": "0", **texts})
+        self._settings = BrokerConfig.from_text({"port": "0", "flush": "async", **texts})
         self._running: tuple[Broker, Exporter | None] | None = None
 
     def _start(self, stack: ExitStack) -> None:

@@ -17,7 +17,12 @@ from tamis.wire.codes import PullFlag, RequestCode
 from tamis.wire.command import Command
 from tamis.wire.headers import PullMessage, SendMessage, SendMessageBack
 
-SMALL = {"log_file_size": 2**20, "index_slots": 1000, "index_entries": 4000}
+SMALL: dict[str, Any] = {
+    "flush": "async",  # what needs sync says so
+    "log_file_size": 2**20,
+    "index_slots": 1000,
+    "index_entries": 4000,
+}
 
 
 @asynccontextmanager
@@ -102,8 +107,6 @@ class Client:
         return await self.ask(RequestCode.PULL_MESSAGE, header.to_fields())
 
     async def all_of(self, topic: str, queue_id: int = 0, **others: Any) -> list[StoredMessage]:
-        if (store := self.store) is not None:  # a message is answered before it is queued
-            await until(lambda: store.dispatched >= store.log.end)
         answer = await self.pull(topic, queue_id=queue_id, **others)
         return messages(answer.body)
 

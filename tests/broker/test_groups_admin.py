@@ -75,7 +75,7 @@ class Parts:
         self.store = Store(folder / "store", SMALL, now=self.clock)
         self.topics = Topics(folder, BrokerConfig(name=BROKER), self.clock, {})
         self.groups = Groups(folder, self.clock)
-        self.offsets = Offsets(folder)
+        self.offsets = Offsets(folder, self.store)
         self.consumers = Consumers()
         self.producers = Producers()
         self.stats = Stats(now=self.clock)

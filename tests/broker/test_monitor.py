@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from broker.running import run, running, until
 
 from tamis.broker.config import BrokerConfig, Settings
 from tamis.broker.handlers import monitor
@@ -19,6 +20,7 @@ from tamis.store.config import StoreConfig
 from tamis.store.store import Store
 from tamis.wire import beans
 from tamis.wire.bodies import BrokerStats, KvTable, decode_properties
+from tamis.wire.codes import RequestCode, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.headers import (
     RegisterFilterServer,
@@ -255,3 +257,22 @@ def test_filter_servers_are_known_while_they_say_they_are_there(clock: Clock) ->
     servers.drop(one)
     servers.drop(one)
     assert servers.list() == []
+
+
+def test_a_setting_that_would_do_harm_is_refused_while_the_broker_runs(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path, flush="async") as (broker, client):
+            for line in ('regionId=a","code":1,"b":"', "flushIntervalCommitLog=1e300"):
+                refused = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=line.encode())
+                assert refused.code == ResponseCode.SYSTEM_ERROR
+                assert "it takes" in (refused.remark or "")
+            sent = await client.send("T")
+            assert (sent.fields or {})["MSG_REGION"] == "DefaultRegion"
+            for milliseconds in (3_600_000, 1):
+                line = f"flushIntervalCommitLog={milliseconds}"
+                changed = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=line.encode())
+                assert changed.code == ResponseCode.SUCCESS
+                flushes = broker.flush_latency.buckets()[-1][1]
+            await until(lambda: broker.flush_latency.buckets()[-1][1] > flushes + 1)
+
+    run(scene())

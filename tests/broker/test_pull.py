@@ -1,6 +1,8 @@
 """Pulls over a connection: who may, by which filter, what is found, and what if nothing is yet."""
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -509,5 +511,64 @@ def test_what_was_got_is_counted(tmp_path: Path) -> None:
             assert (got.messages, got.bytes, got.calls) == (3, len(answer.body), 1)
             await client.pull("T", 3)
             assert got.calls == 1
+
+    run(scene())
+
+
+class Faulty:
+    """In place of a method: works until it is broken, as files do when descriptors run out."""
+
+    def __init__(self, works: Any) -> None:
+        self.works = works
+        self.is_broken = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.is_broken:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self.works(*arguments)
+
+
+@pytest.mark.parametrize("moment", ["grown", "sweep"])
+def test_a_held_pull_whose_second_look_fails_is_answered(tmp_path: Path, moment: str) -> None:
+    async def scene() -> None:
+        clock = Clock()
+        async with timed(tmp_path, clock) as (broker, client):
+            await fill(broker, client, "a")
+            faulty = Faulty(broker.store.select if moment == "grown" else broker.store.find_queue)
+            setattr(broker.store, faulty.works.__name__, faulty)
+            held = asyncio.ensure_future(client.pull("T", 1, suspend=60))
+            await until(lambda: broker.holds.count == 1)
+            faulty.is_broken = True
+            if moment == "grown":
+                await client.send("T", b"b")
+            else:
+                clock.seconds += 100
+            answer = await held
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "Too many open files" in (answer.remark or "")
+            assert broker.holds.count == 0
+            faulty.is_broken = False
+            await client.send("T", b"c")
+            assert b"c" in bodies(await client.pull("T", 1))
+
+    run(scene())
+
+
+def test_a_stop_is_not_cut_short_by_a_held_pull_that_fails(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (broker, client):
+            await client.send("T", b"a")
+            await client.send("Other", b"a")
+            faulty = Faulty(broker.store.find_queue)
+            broker.store.find_queue = faulty  # type: ignore[method-assign]
+            held = [
+                asyncio.ensure_future(client.pull(topic, 1, suspend=60)) for topic in ("T", "Other")
+            ]
+            await until(lambda: broker.holds.count == 2)
+            faulty.is_broken = True
+            broker.holds.answer_all()
+            for answer in await asyncio.gather(*held):
+                assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert not (tmp_path / "abort").exists()
 
     run(scene())

@@ -191,13 +191,13 @@ def test_a_long_dispatch_is_done_in_slices(tmp_path: Path) -> None:
             fields = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1",
                       "h": "0", "m": "true"}  # fmt: skip
             body = b"".join(batch_item(b"x", b"TAGS\x01a") for _ in range(40_000))
-            broker._dispatching = True  # not yet
+            broker.queueing._is_scheduled = True  # not yet
             await client.ask(RequestCode.SEND_BATCH_MESSAGE, fields, body)
             broker.store.dispatch(0.0)
             queue = broker.store.find_queue("T", 0)
             assert queue is not None
             assert 0 < queue.max_offset < 40_000
-            broker._dispatch()
+            broker.queueing._follow()
             await until(lambda: queue.max_offset == 40_000)
             pulled = await client.pull("T", 39_999)
             assert len(messages(pulled.body)) == 1

@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,14 @@ class Broker:
         self.stats = Stats(now=lambda: NOW)
         producers, groups = Producers(), Groups(folder, lambda: NOW)
         transactions = Transactions(
-            *(self.store, self.intake, Offsets(folder), self.topics, producers, self.settings),
+            *(
+                self.store,
+                self.intake,
+                Offsets(folder, self.store),
+                self.topics,
+                producers,
+                self.settings,
+            ),
             lambda: NOW,
         )
         sender = Sender(
@@ -380,6 +388,24 @@ def test_a_changed_configuration_is_seen(tmp_path: Path) -> None:
                 broker.settings.change(change)
                 run(broker.receive(send(0, b"abc") + send(1, b"abc") + send(2)))
             same(fast, slow)
+
+
+def test_a_region_is_written_as_json_whatever_is_in_it(tmp_path: Path) -> None:
+    with brokers(tmp_path) as (fast, slow, run):
+        for broker in (fast, slow):
+            run(broker.receive(send(3)))  # makes the topic
+            broker.answers()
+            config = replace(broker.settings.config)
+            object.__setattr__(config, "region", 'a","code":1,"b\\":"%d')  # no check is asked
+            broker.settings.config = config
+            run(broker.receive(send(0, b"abc") + send(1, b"abc") + send(2)))
+        assert fast.taken
+        answers = fast.answers()
+        assert answers == slow.answers()
+        for answer in answers:
+            found = json.loads(answer)
+            assert found["code"] == 0
+            assert found["extFields"]["MSG_REGION"] == 'a","code":1,"b\\":"%d'
 
 
 def test_a_message_put_before_a_piece_is_stored_before_it(tmp_path: Path) -> None:

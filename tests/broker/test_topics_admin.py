@@ -65,8 +65,8 @@ def topics(tmp_path: Path, clock: Clock) -> Topics:
 
 
 @pytest.fixture
-def offsets(tmp_path: Path) -> Offsets:
-    return Offsets(tmp_path)
+def offsets(tmp_path: Path, store: Store) -> Offsets:
+    return Offsets(tmp_path, store)
 
 
 def create(topics: Topics, name: str, **more: object) -> None:

@@ -76,7 +76,7 @@ class Broker:
         self.on_stored = lambda: None
         self.intake = Intake(self.store, sync=False, on_stored=self._stored)
         folder = self.store.paths.config
-        self.offsets = Offsets(folder)
+        self.offsets = Offsets(folder, self.store)
         self.topics = Topics(folder, SETTINGS, clock, {})
         self.producers = Producers()
         self.settings = Settings(SETTINGS)
@@ -892,5 +892,39 @@ def test_what_is_stored_is_what_apache_stores(tmp_path: Path, clock: Clock) -> N
                 place = Appended(ours.log_offset, 0, ours.queue_offset)
                 await broker.end(place, COMMIT, half.properties["PGROUP"])
                 assert told(broker.messages(final.topic, final.queue_id)[-1]) == told(final)
+
+    asyncio.run(scenario())
+
+
+class Unlucky(random.Random):
+    """Of what was not synced, a power cut loses everything."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("decision", [COMMIT, None], ids=["committed", "open"])
+def test_a_power_cut_after_offsets_were_saved_loses_no_transaction(
+    decision: int | None, tmp_path: Path, clock: Clock
+) -> None:
+    async def scenario() -> None:
+        files = LossyFiles(Unlucky(1))
+        async with running(tmp_path, clock, files=files, crash=True) as broker:
+            [before, place] = await broker.prepare("before", "one")
+            await broker.end(before, COMMIT)
+            if decision is not None:
+                await broker.end(place, decision)
+            broker.transactions.note_progress()
+            broker.offsets.snapshot()()
+        files.power_cut()
+        async with running(tmp_path, clock) as broker:
+            if decision is not None:
+                assert broker.seen == ["before", "one"]
+                return
+            producer = Producer()
+            broker.join(producer)
+            clock.seconds += 60
+            await broker.transactions.check()
+            assert producer.asked == ["one"]
 
     asyncio.run(scenario())

@@ -22,6 +22,8 @@ import pytest
 
 from tamis.broker.config import BrokerConfig
 from tamis.cli import logs
+from tamis.client import Message
+from tamis.client.blocking import Producer
 from tamis.nameserver.config import NameServerConfig
 from tamis.testing import LocalBroker
 
@@ -29,7 +31,7 @@ TAMIS = [sys.executable, "-c", "from tamis.cli.main import main; main()"]
 PATIENCE = 60.0  # seconds
 READY = re.compile(
     r"tamis: ready: (?:name server (?P<nameserver>\S+?))?(?:, )?"
-    r"(?:broker (?P<broker>\S+) \((?P<name>\S+), data (?P<data>.*)\))?"
+    r"(?:broker (?P<broker>\S+) \((?P<name>\S+), data (?P<data>.*), (?P<flush>flush .*)\))?"
     r"(?:, metrics (?P<metrics>\S+))?\n"
 )
 FREE = ["--port", "0"]
@@ -125,6 +127,29 @@ def test_up_serves_until_a_signal_and_leaves_nothing_to_recover(
         assert not (tmp_path / "tamis-data" / "abort").exists()
         assert server.process.stdout is not None
         assert server.process.stdout.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "promise", "is_sync"),
+    [
+        ([], "flush sync: what is acknowledged survives a power cut", True),
+        (["--flush", "async"], "flush async: a power cut may lose the last 3600 s", False),
+    ],
+    ids=["default", "async"],
+)
+def test_a_send_waits_for_the_disk_unless_told_otherwise(
+    options: list[str], promise: str, is_sync: bool, tmp_path: Path
+) -> None:
+    """No flush is due for an hour: one that is counted was made for the send."""
+    seldom = ["--set", "flush_interval=3600"]
+    with running(tmp_path, "up", *FREE, "--nameserver-port", 0, *seldom, *options) as server:
+        assert server.said["flush"] == promise
+        with Producer(server.said["nameserver"]) as producer:
+            producer.send(Message("T", b"kept"))
+        page = urllib.request.urlopen(server.said["metrics"], timeout=PATIENCE).read().decode()
+        [count] = re.findall(r"^tamis_flush_seconds_count (\S+)$", page, re.MULTILINE)
+        assert (float(count) > 0) is is_sync
+        assert server.stop() == 0, server.logs
 
 
 def test_the_parts_run_apart(tmp_path: Path) -> None:
@@ -237,16 +262,16 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_the_settings_shown_are_those_used(tmp_path: Path) -> None:
     file = tmp_path / "shown.toml"
-    given = ["--set", 'regionId=b"\\é', "--data", "d", "--flush", "sync", "--port", 0]
+    given = ["--set", "regionId=bé", "--data", 'd"\\é', "--flush", "async", "--port", 0]
     first = tamis("up", *given, "--show-config").stdout
     file.write_text(first)
     again = tamis("up", "--config", file, "--show-config").stdout
     assert again == first
     tables = tomllib.loads(first)
-    assert tables["broker"]["region"] == 'b"\\é'
+    assert tables["broker"]["region"] == "bé"
     assert list(tables["broker"])[1:] == [field.name for field in fields(BrokerConfig)]
-    assert tables["broker"]["data"] == "d"
-    assert tables["nameserver"]["data"] == "d/nameserver"
+    assert tables["broker"]["data"] == 'd"\\é'
+    assert tables["nameserver"]["data"] == 'd"\\é/nameserver'
     names = dict(re.findall(r"^(\w+) = .* # (\w+)$", first.partition("[broker]")[2], re.MULTILINE))
     assert names["flush"] == "flushDiskType"
     assert list(names.values()) == list(BrokerConfig().shown())

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
+import orjson
 
 from ..errors import StoreError
 from ..message import Host
@@ -168,9 +169,10 @@ class Sends:
         self._is_writable = config.is_writable
         self._cluster = _bytes(f"CLUSTER\x01{config.cluster}".encode())
         trace = "true" if config.trace else "false"
+        region = orjson.dumps(config.region).decode()
         parts = [
             '{"code":0,"extFields":{"queueId":"',
-            f'","TRACE_ON":"{trace}","MSG_REGION":"{config.region}","msgId":"{self._id_prefix}',
+            f'","TRACE_ON":"{trace}","MSG_REGION":{region},"msgId":"{self._id_prefix}',
             '","queueOffset":"',
             '"},"flag":1,"language":"JAVA","opaque":',
             ',"serializeTypeCurrentRPC":"JSON","version":401}',

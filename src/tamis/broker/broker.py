@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ..errors import ConfigError, StoreError
 from ..filter.bloom import BloomFilter
-from ..message import DELAY_TOPIC, Host
+from ..message import Host
 from ..net.aio import Peer
 from ..net.server import Server
 from ..store.dispatch import parse_delay_levels
@@ -39,7 +39,9 @@ from .latency import Latency
 from .locks import Locks
 from .members import Consumers, Producers
 from .offsets import Offsets
+from .queueing import Queueing
 from .registration import Registrar
+from .saving import Saver
 from .stats import Stats
 from .topics import Topics
 from .transactions import Transactions
@@ -53,12 +55,9 @@ log = logging.getLogger(__name__)
 _SILENT: Final = 120.0  # seconds without a heartbeat
 _SAVE_OFFSETS: Final = 5.0
 _SAVE_FILTERS: Final = 10.0
-_SAVE_SOON: Final = 0.02
 _CLEAN: Final = 10.0
 _SWEEP: Final = 1.0
-_DISPATCH_SLICE: Final = 0.005
-_MOST_REST: Final = 0.05
-_UNWATCHED: Final = 0.001  # after an append, if no pull waits for it
+_SHORTEST_FLUSH: Final = 0.001
 _VIP: Final = 2  # old clients send to the port this much lower
 
 
@@ -79,13 +78,9 @@ class Broker:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(2, "tamis-files")
-        self._unsaved: dict[str, Callable[[], Callable[[], None]]] = {}
-        self._saver: asyncio.Task[None] | None = None
-        self._dispatching = False
-        self._is_behind = False
-        self._last_dispatch = 0.0  # when it ended
-        self.dispatch_seconds = 0.0  # what the last one took
-        self.dispatch_latency, self.flush_latency = Latency(), Latency()
+        self.saver = Saver(self._in_thread)
+        self.flush_latency = Latency()
+        self._flush_failure = ""
         self.started = now()
         self.port = 0
         self.address = ""
@@ -105,6 +100,8 @@ class Broker:
         try:
             await self._start(config, listens)
         except BaseException:
+            for task in self._tasks:
+                task.cancel()
             await self.server.close()
             self._threads.shutdown()
             raise
@@ -134,7 +131,7 @@ class Broker:
             stored[topic] = max(stored.get(topic, 0), queue_id + 1)
         self.topics = Topics(folder, config, now, stored)
         self.groups = Groups(folder, now)
-        self.offsets = Offsets(folder)
+        self.offsets = Offsets(folder, store)
         bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
         # never before a message that is there: bits are looked for in later ones only
         self.filters = Filters(folder, bloom, lambda: max(now(), store.last_time / 1000))
@@ -142,7 +139,9 @@ class Broker:
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
         self.holds, self.locks = Holds(self._clock), Locks(self._clock)
         self.filter_servers = FilterServers(self._clock)
-        self.intake = Intake(store, sync=config.flush == "sync", on_stored=self._stored)
+        self.queueing = Queueing(store, self.holds, self._clock)
+        sync = config.flush == "sync"
+        self.intake = Intake(store, sync=sync, on_stored=self.queueing.stored)
         self.intake.on_flush = self._flushed
         self.intake.on_append = self.stats.put_took
         levels = parse_delay_levels(config.delay_levels)
@@ -160,6 +159,7 @@ class Broker:
             self.filters,
             self.offsets,
             self.holds,
+            self.queueing,
             self.stats,
             self.verdicts,
             self._clock,
@@ -189,11 +189,12 @@ class Broker:
             self.settings, self.topics, self.address, self.filter_servers.list
         )
         self._connect_parts()
+        self._spawn(self.saver.run())
         await self.server.serve(dispatch.routes(self), self.sends.take)
         await self.registrar.start()
         self._spawn(self.delays.run())
         self._spawn(self.transactions.run())
-        self._every(lambda: self.settings.config.flush_interval, self._flush)
+        self._every(lambda: 0.0, self._flush)  # it sleeps itself
         self._every(lambda: _SWEEP, self._sweep)
         self._every(lambda: _SAVE_OFFSETS, self._save_offsets)
         self._every(lambda: _SAVE_FILTERS, self._save_filters)
@@ -203,41 +204,50 @@ class Broker:
             log.warning("no name server is named: clients can't find this broker (nameservers)")
 
     def _connect_parts(self) -> None:
-        """Who tells whom."""
+        """Who tells whom, and which tables are saved."""
+        self.saver.add("topics", self.topics)
+        self.saver.add("groups", self.groups)
+        self.saver.add("filters", self.filters)
+        self.saver.add("consumer offsets", self.offsets)
+        self.saver.add("delay offsets", self.delays)
+        self.queueing.on_delayed = self.delays.wake
         self.topics.on_change = self._topic_changed
-        self.groups.on_change = lambda: self._save("groups", self.groups.snapshot)
+        self.groups.on_change = lambda: self.saver.soon("groups")
         self.consumers.on_change = lambda group: notify_members(self.settings, self.groups, group)
         self.consumers.on_empty = self._group_left
         self.filters.on_change = self._filters_changed
         self._filters_changed()
         self.settings.on_change = self._reconfigured
-        self._save("topics", self.topics.snapshot)
+        self.saver.soon("topics")
 
     async def close(self) -> None:
-        """Everything is answered, stored and saved; the next start has nothing to recover."""
-        await self.registrar.close()
+        """Everything is answered, stored and saved; the next start has nothing to recover. A step
+        that fails is logged, and the others are done all the same. Raises StoreError if the store
+        can't be closed in good order."""
+        await self._try("leave the name servers", self.registrar.close)
         self.server.stop_reading()
         self.holds.answer_all()
-        await self.intake.drain()
-        await self.server.close()
+        await self._try("store what was taken", self.intake.drain)
+        await self._try("close the connections", self.server.close)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.intake.close()
-        if self._saver is not None:
-            await self._saver
+        await self._try("store what was taken", self.intake.close)
         self._threads.shutdown()  # whoever is still at a file is done with it after this
         self.transactions.note_progress()
-        for save in (
-            self.topics.snapshot(),
-            self.groups.snapshot(),
-            self.offsets.snapshot(),
-            self.filters.snapshot(),
-            self.delays.snapshot(),
-        ):
-            save()
-        self.store.close()
+        self.saver.save_all()
+        try:
+            self.store.close()
+        except BaseException:
+            self.store.abandon()
+            raise
         log.info("broker %s stopped", self.settings.config.name)
+
+    async def _try(self, what: str, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except Exception:  # the edge: the next steps are to be done all the same
+            log.exception("could not %s", what)
 
     def _peer_closed(self, peer: Peer) -> None:
         self.consumers.drop(peer)
@@ -245,7 +255,7 @@ class Broker:
         self.filter_servers.drop(peer)
 
     def _topic_changed(self, topic: TopicConfig | None) -> None:
-        self._save("topics", self.topics.snapshot)
+        self.saver.soon("topics")
         if topic is not None:
             self.registrar.changed(topic)
 
@@ -255,41 +265,11 @@ class Broker:
 
     def _filters_changed(self) -> None:
         self.store.set_filters(self.filters.all())
-        self._save("filters", self.filters.snapshot)
+        self.saver.soon("filters")
 
     def _reconfigured(self, old: BrokerConfig, new: BrokerConfig) -> None:
         if old.permission != new.permission:
             self.registrar.changed()
-
-    # Dispatch follows appends: soon if a pull waits, else in good time, and in slices, so that it
-    # takes no more than a fourth of the loop's time, or half of it while it is behind.
-
-    def _stored(self) -> None:
-        if self._dispatching:
-            return
-        self._dispatching = True
-        since = self._clock() - self._last_dispatch
-        rest = (1 if self._is_behind else 3) * min(self.dispatch_seconds, _MOST_REST)
-        pause = max(rest - since, 0.0 if self.holds.count else _UNWATCHED)
-        asyncio.get_running_loop().call_later(pause, self._dispatch)
-
-    def _dispatch(self) -> None:
-        self._dispatching = False
-        started = self._clock()
-        try:
-            grown = self.store.dispatch(_DISPATCH_SLICE)
-        except StoreError:
-            log.exception("dispatch failed; it is tried again with the next message")
-            return
-        self.dispatch_latency.observe(self._clock() - started)
-        self.holds.grown(grown)
-        self._last_dispatch = self._clock()
-        self.dispatch_seconds = self._last_dispatch - started
-        self._is_behind = self.store.dispatched < self.store.log.end
-        if self._is_behind:
-            self._stored()
-        if any(topic == DELAY_TOPIC for topic, _ in grown):
-            self.delays.wake()
 
     # What runs beside the requests.
 
@@ -320,8 +300,18 @@ class Broker:
         self._spawn(run())
 
     async def _flush(self) -> None:
+        await self.settings.sleep(lambda config: max(config.flush_interval, _SHORTEST_FLUSH))
         started = self._clock()
-        await self._in_thread(self.store.flush)
+        try:
+            await self._in_thread(self.store.flush)
+        except (StoreError, OSError) as error:
+            if str(error) != self._flush_failure:  # once, not at each attempt
+                log.error("what is stored can't be flushed, trying again: %s", error)
+            self._flush_failure = str(error)
+            return
+        if self._flush_failure:
+            log.info("what is stored is flushed again")
+            self._flush_failure = ""
         self._flushed(self._clock() - started)
 
     def _flushed(self, seconds: float) -> None:
@@ -333,20 +323,17 @@ class Broker:
         self.consumers.drop_silent(before)
         self.producers.drop_silent(before)
         self.stats.tick(self.now())
-        if self.store.dispatched < self.store.log.end:
-            self._stored()
+        if not self.queueing.is_current:
+            self.queueing.stored()
 
     async def _save_offsets(self) -> None:
         self.transactions.note_progress()
-        if self.offsets.is_changed:
-            await self._in_thread(self.offsets.snapshot())
-        if self.delays.is_changed:
-            await self._in_thread(self.delays.snapshot())
+        self.saver.soon("consumer offsets")
+        self.saver.soon("delay offsets")
 
     async def _save_filters(self) -> None:
         self.filters.clean(self.settings.config.filter_keep_seconds)
-        if self.filters.is_changed:
-            self._save("filters", self.filters.snapshot)
+        self.saver.soon("filters")
 
     async def clean(self) -> None:
         """Removes what is too old, or what the disk has no room for."""
@@ -356,32 +343,9 @@ class Broker:
     def load(self) -> Load:
         return Load(sends=self.intake.backlog)
 
-    def _save(self, name: str, snapshot: Callable[[], Callable[[], None]]) -> None:
-        """Saves a table soon, once for all changes of this moment; one table at a time."""
-        self._unsaved[name] = snapshot
-        if self._saver is None:
-            self._saver = asyncio.get_running_loop().create_task(self._save_tables())
-
-    async def saved(self) -> None:
-        """Tables that changed until now are saved."""
-        if self._saver is not None:
-            await asyncio.wait([self._saver])
-
     @property
     def tasks(self) -> int:
         return len(self._tasks) + self.server.tasks
-
-    async def _save_tables(self) -> None:
-        await asyncio.sleep(_SAVE_SOON)
-        while self._unsaved:
-            name, snapshot = self._unsaved.popitem()
-            try:
-                await self._in_thread(snapshot())
-            except (StoreError, OSError) as error:
-                log.error("the %s could not be saved: %s", name, error)
-            except Exception:  # the edge: the other tables are to be saved all the same
-                log.exception("the %s could not be saved", name)
-        self._saver = None
 
 
 def _store_host(host: str, port: int) -> Host:

@@ -1,11 +1,13 @@
 """How a broker behaves: RocketMQ's switches under readable names.
 
 Each field says what RocketMQ calls it; tools that read or change a broker's configuration use those
-names. Changes made while it runs last until it stops.
+names. Changes made while it runs last until it stops. RocketMQ's default for `flush` is async: it
+acknowledges messages that a power cut within the next half second loses. Ours is sync.
 """
 
+import asyncio
+import contextlib
 import logging
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -26,10 +28,41 @@ log = logging.getLogger(__name__)
 _READ, _WRITE = int(Perm.READ), int(Perm.WRITE)
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")  # both are names of topics too
 _HOST = re.compile(r"[^\s:/]*|[0-9a-fA-F:.]+(%\w+)?")  # a name or v4; v6
-_FROM_1 = (
-    *("default_queues", "pull_messages", "pull_bytes", "max_message_size", "send_backlog"),
-    *("pull_backlog", "most_connections", "bloom_groups"),
-)
+_LONGEST_REGION = 128
+_INT_MAX = 2**31 - 1  # what RocketMQ can hold, and its tools send back
+_YEAR = 31_536_000.0  # seconds
+# Lowest and highest. Of a duration the lowest is not included. A value beyond is a mistake: a
+# timer of centuries, an answer that fits in no frame.
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65_535),
+    "metrics_port": (-1, 65_535),
+    "permission": (0, 7),
+    "default_queues": (1, 10_000),
+    "bloom_groups": (1, 10_000),
+    "bloom_error_percent": (1, 99),
+    "filter_keep_seconds": (0, 10 * _YEAR),
+    "short_polling_seconds": (0, 3600),
+    "pull_messages": (1, 1_000_000),
+    "pull_bytes": (1, MAX_FRAME),
+    "pull_scan_seconds": (0, 3600),
+    "transaction_timeout": (0, _YEAR),
+    "transaction_check_interval": (0, _YEAR),
+    "transaction_check_max": (0, 1_000_000),
+    "flush_interval": (0, 3600),
+    "keep_hours": (0, 10_000_000),
+    "clean_ratio": (0.1, 1),
+    "full_ratio": (0.1, 1),
+    "log_file_size": (64, _INT_MAX),
+    "queue_file_size": (1, _INT_MAX),
+    "extension_file_size": (64, _INT_MAX),
+    "index_slots": (64, _INT_MAX),
+    "index_entries": (64, _INT_MAX),
+    "max_message_size": (1, MAX_FRAME),
+    "send_backlog": (1, 10_000_000),
+    "pull_backlog": (1, 10_000_000),
+    "most_connections": (1, 1_000_000),
+    "idle_seconds": (0, _YEAR),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +121,7 @@ class BrokerConfig:
     trace: Annotated[bool, Switch("traceOn", live=True)] = True
 
     # Keeping.
-    flush: Annotated[Literal["async", "sync"], Switch("flushDiskType")] = "async"
+    flush: Annotated[Literal["async", "sync"], Switch("flushDiskType")] = "sync"
     flush_interval: Annotated[float, Switch("flushIntervalCommitLog", live=True)] = 0.5
     keep_hours: Annotated[float, Switch("fileReservedTime")] = 72.0
     clean_ratio: Annotated[float, Switch("diskSpaceCleanForciblyRatio")] = 0.85
@@ -117,18 +150,18 @@ class BrokerConfig:
                     object.__setattr__(self, name, float(value))
                 else:
                     raise ConfigError(f"{name} = {value!r}: it takes {_KINDS[kind]}")
-        for name, lowest in ("port", 0), ("metrics_port", -1):
-            if not lowest <= getattr(self, name) < 65_536:
-                raise ConfigError(f"{name} = {getattr(self, name)}: it takes {lowest} to 65535")
-        if not 0 <= self.permission <= 7:
-            raise ConfigError(f"permission = {self.permission}: it takes 0 to 7")
-        for name in _FROM_1:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: it takes 1 or more")
-        for name, kind, _ in _settings():
+        for name, (lowest, highest) in _RANGES.items():
             value = getattr(self, name)
-            if kind is float and not 0 < value < math.inf:
-                raise ConfigError(f"{name} = {value:g}: it takes a number above 0")
+            is_open = type(value) is float and lowest == 0
+            if not lowest <= value <= highest or (is_open and value == 0):
+                begin = "more than 0, up to" if is_open else f"{lowest:.10g} to"
+                raise ConfigError(f"{name} = {value:.10g}: it takes {begin} {highest:.10g}")
+        is_plain = self.region.isprintable() and not set('"\\') & set(self.region)
+        if not is_plain or len(self.region) > _LONGEST_REGION:
+            raise ConfigError(
+                f"region = {self.region!r:.140}: it takes up to {_LONGEST_REGION} characters, "
+                "without quotes, backslashes and control characters"
+            )
         for name in ("name", "cluster"):
             if not _NAME.fullmatch(getattr(self, name)):
                 raise ConfigError(
@@ -248,9 +281,27 @@ class Settings:
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.on_change: Callable[[BrokerConfig, BrokerConfig], None] = lambda old, new: None
+        self._sleepers: set[asyncio.Event] = set()
 
     def change(self, values: dict[str, str]) -> None:
         """Raises ConfigError, and then nothing is changed."""
         old, self.config = self.config, self.config.changed(values)
         log.info("settings changed: %s", values)
+        for sleeper in self._sleepers:
+            sleeper.set()
         self.on_change(old, self.config)
+
+    async def sleep(self, seconds: Callable[[BrokerConfig], float]) -> None:
+        """Sleeps for as long as a setting says. If that is changed meanwhile, the new value counts,
+        from when the sleep began."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        began = loop.time()
+        self._sleepers.add(changed)
+        try:
+            while (end := began + seconds(self.config)) > loop.time():
+                changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(end):
+                        await changed.wait()
+        finally:
+            self._sleepers.discard(changed)

@@ -2,12 +2,15 @@
 
 They lie in the delay topic, a queue for each level, and their queue units say when they are due.
 Delivered at least once: (1) the copy for the real topic is stored, (2) the level's offset moves on,
-(3) offsets are saved, with what was delivered on the disk before. Different on purpose: a delivered
+(3) offsets are saved, with what was delivered on the disk before. Between 1 and 2 nothing waits for
+the disk, even with sync flush: a message must not be late because the disk is busy, and a copy that
+a power cut loses is made again, for its offset is not saved. Different on purpose: a delivered
 message has no DELAY property left, which Apache's still shows, and what no store takes is passed
 over instead of tried for ever.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from typing import Any, Final
 from ..errors import CorruptRecord, StoreError
 from ..message import DELAY_TOPIC, HALF_TOPIC, PropertyName, QueueOffset, StoredMessage
 from ..store import tables
-from ..store.commitlog import Appended, IllegalMessage
+from ..store.commitlog import IllegalMessage
 from ..store.consumequeue import ConsumeQueue, Units
 from ..store.format import EXT_ADDRESS_MAX, UNIT_BLANK_SIZE
 from ..store.store import Store
@@ -32,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _BATCH: Final = 512  # messages delivered together, at the most
 _BATCH_BYTES: Final = 4 * 2**20
-_GRAIN: Final = 0.1  # seconds; news of delayed messages is looked at no more often
+_GRAIN: Final = 0.05  # seconds; news of delayed messages is looked at no more often
 _LONGEST: Final = 1.0  # seconds of sleep while something waits: the clock may be set
 _AFTER_FAILURE: Final = 1.0  # seconds
 
@@ -66,7 +69,8 @@ class Delays:
         self._offsets = tables.load_delay_offsets(folder)
         self._woken = asyncio.Event()
         self._is_failing = False
-        self.is_changed = False
+        self.path = folder / "delayOffset.json"
+        self.changes = 0
 
     @property
     def offsets(self) -> dict[int, int]:
@@ -82,7 +86,6 @@ class Delays:
 
     def snapshot(self) -> Callable[[], None]:
         """What saves the table as it is now; may be called in another thread."""
-        self.is_changed = False
         offsets, end = dict(self._offsets), self._store.log.end
 
         def save() -> None:
@@ -117,50 +120,70 @@ class Delays:
             await self._sleep(wait)
 
     async def _sleep(self, wait: float | None) -> None:
+        """Until the next message is due. News may bring an earlier one; they are looked at together
+        with those that follow within a moment, but never later than the next is due."""
         longest = None if wait is None else min(wait, _LONGEST)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest):
                 await self._woken.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(_GRAIN if longest is None else min(longest, _GRAIN))
+                await asyncio.sleep(_GRAIN)
 
     async def deliver(self) -> float | None:
         """Delivers all that is due. Gives the seconds until the next is, None if nothing waits.
 
         Raises StoreError when a copy can't be stored; it will be tried again.
         """
-        waits = [0.0]
-        while 0.0 in waits:  # a batch of each level in turn: none is to hold up the others
-            waits = []
+        while True:
+            waits, due = list[float](), list[tuple[int, ConsumeQueue]]()
             for level, queue in self._queues().items():
-                wait = await self._deliver_some(level, queue)
-                if wait is not None:
+                wait = self._wait_for(level, queue)
+                if wait is None:
+                    continue
+                if wait > 0:
                     waits.append(wait)
-        return min(waits, default=None)
+                else:
+                    due.append((level, queue))
+            if not due:
+                return min(waits, default=None)
+            failures = list[StoreError]()
+            for level, queue in due:  # a batch of each in turn: none is to hold up the others
+                try:
+                    self._deliver_some(level, queue)
+                except StoreError as error:
+                    failures.append(error)
+                await asyncio.sleep(0)
+            if failures:
+                raise failures[0]
 
     def _queues(self) -> dict[int, ConsumeQueue]:
-        queues = self._store.queues
-        numbers = range(len(self._levels))
-        found = {n + 1: queues.get((DELAY_TOPIC, n)) for n in numbers}
-        return {level: queue for level, queue in found.items() if queue is not None}
+        found = dict[int, ConsumeQueue]()
+        for number in range(len(self._levels)):
+            queue = self._store.find_queue(DELAY_TOPIC, number)
+            if queue is not None:
+                found[number + 1] = queue
+        return found
 
-    async def _deliver_some(self, level: int, queue: ConsumeQueue) -> float | None:
-        """As `deliver`, a batch of one level; 0 if more may be due."""
+    def _wait_for(self, level: int, queue: ConsumeQueue) -> float | None:
+        """Seconds until a level's next message is due; 0 if it is, None if there is none."""
         offset = self._next(level, queue)
         if offset >= queue.max_offset:
             return None
         units = queue.units(offset, 1)
         if not len(units):
-            self._move(level, queue.next_file(offset))
             return 0.0
         now = int(self._now() * 1000)
-        # the first alone decides whether to look at more: mostly it is not due
         first = int(self._times(level, queue, units)[0])
-        if now < first <= now + self._levels[level - 1]:
-            return (first - now) / 1000
-        due = self._due(level, queue, offset, now)
-        outcomes = await self._store_each(due.drafts)  # 1
+        is_early = now < first <= now + self._levels[level - 1]
+        return (first - now) / 1000 if is_early else 0.0
+
+    def _deliver_some(self, level: int, queue: ConsumeQueue) -> None:
+        """As `deliver`, a batch of one level."""
+        offset = self._next(level, queue)
+        if not len(queue.units(offset, 1)):
+            self._move(level, queue.next_file(offset))
+            return
+        due = self._due(level, queue, offset, int(self._now() * 1000))
+        outcomes = self._intake.append(due.drafts) if due.drafts else []  # 1
         for number, outcome in zip(due.numbers, outcomes, strict=True):
             if isinstance(outcome, IllegalMessage):
                 self._pass_over(level, offset + number, str(outcome))
@@ -168,7 +191,6 @@ class Delays:
                 self._move(level, offset + number)
                 raise outcome
         self._move(level, offset + due.count)  # 2
-        return 0.0
 
     def _next(self, level: int, queue: ConsumeQueue) -> int:
         """Where to go on; corrected as `correctDelayOffset` does."""
@@ -182,7 +204,7 @@ class Delays:
 
     def _move(self, level: int, offset: int) -> None:
         self._offsets[level] = QueueOffset(offset)
-        self.is_changed = True
+        self.changes += 1
 
     def _times(self, level: int, queue: ConsumeQueue, units: Units) -> Any:
         """Milliseconds at which each is due."""
@@ -236,24 +258,6 @@ class Delays:
 
     def _pass_over(self, level: int, offset: int, why: str) -> None:
         log.error("delay level %d: the message at %d is not delivered: %s", level, offset, why)
-
-    async def _store_each(self, drafts: list[Draft]) -> list[Appended | StoreError]:
-        """What became of each: one that is refused is not to have the others delivered twice."""
-        outcomes: list[Appended | StoreError] = []
-        if not drafts:
-            return outcomes
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def finish(context: object, place: Appended | StoreError) -> bytes:
-            outcomes.append(place)
-            if len(outcomes) == len(drafts) and not done.done():
-                done.set_result(None)
-            return b""
-
-        for draft in drafts:
-            self._intake.put(draft, finish, None)
-        await done
-        return outcomes
 
 
 def _delivered(message: StoredMessage) -> Draft:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..net.server import Answer, Handler, Request, Route
+from ..errors import ResponseError, StoreError
+from ..net.server import Answer, Handler, Request, Result, Route
 from ..wire import headers as h
-from ..wire.codes import RequestCode
+from ..wire.codes import RequestCode, ResponseCode
 from .handlers import clients, groups, locks, monitor, queries, remote, topics, transaction
 
 if TYPE_CHECKING:
@@ -20,15 +21,41 @@ def routes(b: "Broker") -> Mapping[int, Route]:
     name = b.settings.config.name
     progress = groups.Progress(name, b.store, b.topics, b.consumers, b.offsets, b.stats)
 
-    def saved(handle: Handler) -> Handler:
-        """Answered when what was changed is saved: a kill right after is not to undo it."""
+    def saved(handle: Handler, *tables: str) -> Handler:
+        """Answered when what was changed is on the disk: neither a kill nor a power cut right after
+        undoes it. If it can't be saved, that is the answer."""
 
         async def changed(header: Any, request: Request) -> Answer | None:
-            answer = handle(header, request)
-            await b.saved()
-            return answer  # type: ignore[return-value]  # none of these is a coroutine
+            result = handle(header, request)
+            answer = result if result is None or isinstance(result, Answer) else await result
+            try:
+                await b.saver.saved(*tables)
+            except StoreError as error:
+                why = f"done, but not saved: {error}; it is lost if the broker stops before it is"
+                raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
+            return answer
 
         return changed
+
+    def current(handle: Handler) -> Handler:
+        """Answered from queues and index that hold all that was stored before the request came."""
+
+        def look(header: Any, request: Request) -> Result:
+            try:
+                is_current = b.queueing.catch_up()
+            except StoreError as error:
+                raise ResponseError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+            return handle(header, request) if is_current else look_later(header, request)
+
+        async def look_later(header: Any, request: Request) -> Answer | None:
+            try:
+                await b.queueing.caught_up()
+            except StoreError as error:
+                raise ResponseError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+            result = handle(header, request)
+            return result if result is None or isinstance(result, Answer) else await result
+
+        return look
 
     table: dict[int, Route] = {
         # Producers.
@@ -45,7 +72,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.LITE_PULL_MESSAGE: Route(h.PullMessage, b.puller.pull_message),
         code.CONSUMER_SEND_MSG_BACK: Route(h.SendMessageBack, b.sender.send_back),
         code.QUERY_CONSUMER_OFFSET: Route(
-            h.QueryConsumerOffset, partial(clients.query_offset, b.offsets, b.store)
+            h.QueryConsumerOffset, current(partial(clients.query_offset, b.offsets, b.store))
         ),
         code.UPDATE_CONSUMER_OFFSET: Route(
             h.UpdateConsumerOffset, partial(clients.update_offset, b.offsets)
@@ -73,36 +100,39 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         ),
         code.CHECK_CLIENT_CONFIG: Route(None, partial(clients.check_client_config, b.settings)),
         # Messages and offsets.
-        code.QUERY_MESSAGE: Route(h.QueryMessage, partial(queries.query_message, b.store)),
+        code.QUERY_MESSAGE: Route(h.QueryMessage, current(partial(queries.query_message, b.store))),
         code.VIEW_MESSAGE_BY_ID: Route(h.ViewMessage, partial(queries.view_message, b.store)),
         code.SEARCH_OFFSET_BY_TIMESTAMP: Route(
-            h.SearchOffset, partial(queries.search_offset, b.store)
+            h.SearchOffset, current(partial(queries.search_offset, b.store))
         ),
-        code.GET_MAX_OFFSET: Route(h.OfQueue, partial(queries.last_offset, b.store)),
-        code.GET_MIN_OFFSET: Route(h.OfQueue, partial(queries.first_offset, b.store)),
-        code.GET_EARLIEST_MSG_STORETIME: Route(h.OfQueue, partial(queries.oldest_time, b.store)),
+        code.GET_MAX_OFFSET: Route(h.OfQueue, current(partial(queries.last_offset, b.store))),
+        code.GET_MIN_OFFSET: Route(h.OfQueue, current(partial(queries.first_offset, b.store))),
+        code.GET_EARLIEST_MSG_STORETIME: Route(
+            h.OfQueue, current(partial(queries.oldest_time, b.store))
+        ),
         code.QUERY_CONSUME_QUEUE: Route(
             h.QueryConsumeQueue,
-            partial(queries.query_consume_queue, b.store, b.consumers, b.filters),
+            current(partial(queries.query_consume_queue, b.store, b.consumers, b.filters)),
         ),
         # Topics.
         code.UPDATE_AND_CREATE_TOPIC: Route(
-            h.CreateTopic, saved(partial(topics.create_topic, b.topics))
+            h.CreateTopic, saved(partial(topics.create_topic, b.topics), "topics")
         ),
         code.DELETE_TOPIC_IN_BROKER: Route(
-            h.OfTopic, saved(partial(topics.delete_topic, b.topics, b.offsets))
+            h.OfTopic,
+            saved(partial(topics.delete_topic, b.topics, b.offsets), "topics", "consumer offsets"),
         ),
         code.GET_ALL_TOPIC_CONFIG: Route(None, partial(topics.all_topics, b.topics)),
         code.GET_TOPIC_CONFIG: Route(h.OfTopic, partial(topics.one_topic, b.topics)),
         code.GET_TOPIC_STATS_INFO: Route(
-            h.OfTopic, partial(topics.topic_stats, name, b.topics, b.store)
+            h.OfTopic, current(partial(topics.topic_stats, name, b.topics, b.store))
         ),
         code.QUERY_TOPIC_CONSUME_BY_WHO: Route(
             h.OfTopic, partial(topics.consumed_by, b.consumers, b.offsets)
         ),
         code.QUERY_CONSUME_TIME_SPAN: Route(
             h.OfTopicAndGroup,
-            partial(topics.consume_time_spans, name, b.topics, b.offsets, b.store, b.now),
+            current(partial(topics.consume_time_spans, name, b.topics, b.offsets, b.store, b.now)),
         ),
         code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Route(
             None, partial(topics.system_topics, b.topics)
@@ -112,10 +142,11 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.DELETE_EXPIRED_COMMITLOG: Route(None, partial(topics.clean_up, b.clean)),
         # Groups.
         code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(
-            None, saved(partial(groups.create_group, b.groups))
+            None, saved(partial(groups.create_group, b.groups), "groups")
         ),
         code.DELETE_SUBSCRIPTIONGROUP: Route(
-            h.DeleteGroup, saved(partial(groups.delete_group, b.groups, b.offsets))
+            h.DeleteGroup,
+            saved(partial(groups.delete_group, b.groups, b.offsets), "groups", "consumer offsets"),
         ),
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(None, partial(groups.all_groups, b.groups)),
         code.GET_SUBSCRIPTIONGROUP_CONFIG: Route(h.OfGroup, partial(groups.one_group, b.groups)),
@@ -126,24 +157,34 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             h.OfProducerGroup, partial(groups.producer_connections, b.producers)
         ),
         code.GET_ALL_PRODUCER_INFO: Route(None, partial(groups.all_producers, b.producers)),
-        code.GET_CONSUME_STATS: Route(h.GetConsumeStats, partial(groups.consume_stats, progress)),
+        code.GET_CONSUME_STATS: Route(
+            h.GetConsumeStats, current(partial(groups.consume_stats, progress))
+        ),
         code.GET_BROKER_CONSUME_STATS: Route(
             h.GetBrokerConsumeStats,
-            partial(groups.all_consume_stats, progress, b.groups, lambda: b.address),
+            current(partial(groups.all_consume_stats, progress, b.groups, lambda: b.address)),
         ),
         code.GET_ALL_CONSUMER_OFFSET: Route(None, partial(groups.all_offsets, b.offsets)),
         code.GET_ALL_DELAY_OFFSET: Route(
             None, partial(groups.delay_offsets, lambda: b.delays.offsets)
         ),
         code.QUERY_CORRECTION_OFFSET: Route(
-            h.CorrectOffset, partial(groups.correct_offsets, b.store, b.offsets)
+            h.CorrectOffset, current(partial(groups.correct_offsets, b.store, b.offsets))
         ),
         code.CLONE_GROUP_OFFSET: Route(
-            h.CloneGroupOffset, partial(groups.clone_offsets, b.topics, b.consumers, b.offsets)
+            h.CloneGroupOffset,
+            saved(
+                partial(groups.clone_offsets, b.topics, b.consumers, b.offsets), "consumer offsets"
+            ),
         ),
         code.INVOKE_BROKER_TO_RESET_OFFSET: Route(
             h.ResetOffset,
-            partial(groups.reset_offset, name, b.store, b.topics, b.consumers, b.offsets),
+            saved(
+                current(
+                    partial(groups.reset_offset, name, b.store, b.topics, b.consumers, b.offsets)
+                ),
+                "consumer offsets",
+            ),
         ),
         code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Route(
             h.GetConsumerStatus, partial(groups.consumer_status, b.consumers)

@@ -63,7 +63,8 @@ class Filters:
         self._bloom = bloom
         self._now = now
         self.on_change: Callable[[], None] = lambda: None
-        self.is_changed = False
+        self.path = folder / "consumerFilter.json"
+        self.changes = 0
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._faults: dict[tuple[str, str], str] = {}  # why the group's last one does not compile
         loaded = tables.load_filters(folder)
@@ -133,7 +134,7 @@ class Filters:
             if data.is_dead or one.version > data.client_version:
                 dead = 0 if data.is_dead else data.dead_time
                 entry.data = replace(data, dead_time=dead, client_version=one.version)
-                self.is_changed = True
+                self.changes += 1
             return
         self._put(key, one)
 
@@ -170,7 +171,7 @@ class Filters:
         entry = self._entries[topic, group]
         if not entry.data.is_dead:
             entry.data = replace(entry.data, dead_time=self._millis())
-            self.is_changed = True
+            self.changes += 1
 
     def leave(self, group: str) -> None:
         """The last member of the group is gone."""
@@ -190,10 +191,9 @@ class Filters:
             self._changed()
 
     def _changed(self) -> None:
-        self.is_changed = True
+        self.changes += 1
         self.on_change()
 
     def snapshot(self) -> Callable[[], None]:
-        self.is_changed = False
         entries = {key: entry.data for key, entry in self._entries.items()}
         return lambda: tables.save_filters(self._folder, entries)

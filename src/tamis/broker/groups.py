@@ -28,6 +28,8 @@ class Groups(Mapping[str, GroupConfig]):
     def __init__(self, folder: Path, now: Callable[[], float]) -> None:
         self._folder = folder
         self._now = now
+        self.path = folder / "subscriptionGroup.json"
+        self.changes = 0
         self.on_change: Callable[[], None] = lambda: None
         self._groups, self.version = tables.load_groups(folder)
         for name in _MADE_AT_START:
@@ -65,6 +67,7 @@ class Groups(Mapping[str, GroupConfig]):
 
     def _changed(self) -> None:
         self.version = self.version.next(int(self._now() * 1000))
+        self.changes += 1
         self.on_change()
 
     def snapshot(self) -> Callable[[], None]:

@@ -22,7 +22,7 @@ PROGRESS_SECONDS = 5.0  # after which a pull that has looked further says so
 
 class Holdable(Protocol):
     """`resume` gives whether it was answered; `is_due`, that it is to be asked again at a sweep.
-    `expire` answers."""
+    `expire` answers, and so does `fail`, when one of the others raised."""
 
     queue: Queue
     is_due: bool
@@ -38,6 +38,8 @@ class Holdable(Protocol):
     def resume(self) -> bool: ...
 
     def expire(self) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
 
 
 class Holds:
@@ -73,11 +75,14 @@ class Holds:
         return pull.is_due and pull.resume()
 
     def answer_all(self) -> None:
-        """The broker stops."""
+        """The broker stops. Raises nothing: what follows has to be done."""
+
+        def expire(pull: Holdable) -> bool:
+            pull.expire()
+            return False
+
         for queue in list(self._held):
-            for pull in self._held[queue]:
-                pull.expire()
-            self._keep(queue, lambda pull: False)
+            self._keep(queue, expire)
 
     def _keep(self, queue: Queue, wanted: Callable[[Holdable], bool]) -> None:
         held = self._held.pop(queue, [])
@@ -88,8 +93,16 @@ class Holds:
             try:
                 if wanted(pull):
                     kept.append(pull)
-            except Exception:  # the edge: one pull is not to take the others with it
-                log.exception("a held pull of %s failed", pull.peer)
+            except Exception as error:  # the edge: one pull is not to take the others with it
+                self._fail(pull, error)
         self.count -= len(held) - len(kept)
         if kept:
             self._held.setdefault(queue, []).extend(kept)
+
+    def _fail(self, pull: Holdable, error: Exception) -> None:
+        """Nobody else will answer it, and its client would wait for as long as it has patience."""
+        log.error("a held pull of %s failed", pull.peer, exc_info=error)
+        try:
+            pull.fail(error)
+        except Exception:
+            log.exception("a held pull of %s could not be answered", pull.peer)

@@ -70,6 +70,18 @@ class Intake:
             self.put(draft, _resolve, future)
         return list(await asyncio.gather(*futures))
 
+    def append(self, drafts: Sequence[Draft]) -> list[Appended | StoreError]:
+        """Stores messages at once, after all that was put before, and does not wait for the disk:
+        for whoever stores them again should they be lost. Returns the place of each, or why it has
+        none: one that is refused is no reason to store the others twice."""
+        if self._waiting:
+            self._append()
+        started = time.monotonic()
+        placed = self._append_each(drafts)
+        self.on_append(time.monotonic() - started, len(drafts))
+        self._on_stored()
+        return placed
+
     def append_batch(self, envelope: Draft, batch: bytes) -> list[Appended]:
         """A batch as it travelled, after all that was put before; with sync flush see `synced`.
         Raises StoreError."""
@@ -122,10 +134,7 @@ class Intake:
         if not batch:  # `append_block` came before
             return
         started = time.monotonic()
-        try:
-            placed: list[Appended | StoreError] = [*self._store.append([one[0] for one in batch])]
-        except Exception:  # the edge: one of them is at fault, the others are not
-            placed = [self._append_one(one[0]) for one in batch]
+        placed = self._append_each([one[0] for one in batch])
         self.on_append(time.monotonic() - started, len(batch))
         self._on_stored()
         if self._sync:
@@ -134,6 +143,12 @@ class Intake:
             )
         else:
             self._finish(batch, placed)
+
+    def _append_each(self, drafts: Sequence[Draft]) -> list[Appended | StoreError]:
+        try:
+            return [*self._store.append(drafts)]
+        except Exception:  # the edge: one of them is at fault, the others are not
+            return [self._append_one(draft) for draft in drafts]
 
     def _append_one(self, draft: Draft) -> Appended | StoreError:
         try:

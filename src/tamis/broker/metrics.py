@@ -85,7 +85,7 @@ class _BrokerCollector(Collector):
         yield from self._verdicts()
         yield from self._lags()
         for name, what, latency in (
-            ("dispatch", "queueing what was stored", self._broker.dispatch_latency),
+            ("dispatch", "queueing what was stored", self._broker.queueing.latency),
             ("flush", "a flush", self._broker.flush_latency),
         ):
             buckets = [(_bound(b), n) for b, n in latency.buckets()]
@@ -126,6 +126,17 @@ class _BrokerCollector(Collector):
             ("undispatched_bytes", "In the log and not yet in queues.", end - store.dispatched),
         ):
             yield GaugeMetricFamily(f"tamis_{name}", what, value)
+        unsaved = GaugeMetricFamily(
+            "tamis_unsaved_tables", "1 while a table can't be saved, else 0.", labels=["table"]
+        )
+        failures = CounterMetricFamily(
+            "tamis_save_failures", "Attempts to save a table that failed.", labels=["table"]
+        )
+        for table, (is_failing, count) in broker.saver.failures().items():
+            unsaved.add_metric([table], int(is_failing))
+            failures.add_metric([table], count)
+        yield unsaved
+        yield failures
 
     def _verdicts(self) -> Iterator[Metric]:
         families = {

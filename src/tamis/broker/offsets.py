@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..message import QueueOffset
 from ..store import tables
+from ..store.store import Store
 
 __all__ = ["Offsets"]
 
@@ -13,12 +14,16 @@ log = logging.getLogger(__name__)
 
 
 class Offsets:
-    """Offsets are what the groups say they are, back or forth."""
+    """Offsets are what the groups say they are, back or forth. None is on the disk before the
+    messages it has passed are: a power cut would have a group miss those stored in their place."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Store) -> None:
+        """`store` has the messages they point to."""
         self._folder = folder
+        self._store = store
+        self.path = folder / "consumerOffset.json"
         self._offsets = tables.load_consumer_offsets(folder)
-        self.is_changed = False
+        self.changes = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         return self._offsets.get((topic, group), {}).get(queue_id)
@@ -29,7 +34,7 @@ class Offsets:
             queues = self._offsets[topic, group] = {}
         if queues.get(queue_id) != offset:
             queues[queue_id] = QueueOffset(offset)
-            self.is_changed = True
+            self.changes += 1
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """Queue to offset."""
@@ -49,7 +54,7 @@ class Offsets:
 
     def clone(self, source: str, target: str, topic: str) -> None:
         self._offsets[topic, target] = dict(self._offsets.get((topic, source), {}))
-        self.is_changed = True
+        self.changes += 1
 
     def forget_group(self, group: str) -> None:
         self._forget(lambda key: key[1] == group)
@@ -60,11 +65,16 @@ class Offsets:
     def _forget(self, gone: Callable[[tuple[str, str]], bool]) -> None:
         for key in [key for key in self._offsets if gone(key)]:
             del self._offsets[key]
-            self.is_changed = True
+            self.changes += 1
             log.info("offsets of %s by %s: forgotten", *key)
 
     def snapshot(self) -> Callable[[], None]:
         """What saves the table as it is now; may be called in another thread."""
-        self.is_changed = False
         offsets = {key: dict(queues) for key, queues in self._offsets.items()}
-        return lambda: tables.save_consumer_offsets(self._folder, offsets)
+        end = self._store.log.end
+
+        def save() -> None:
+            self._store.make_durable(end)
+            tables.save_consumer_offsets(self._folder, offsets)
+
+        return save

@@ -1,5 +1,6 @@
 """The topics there are: RocketMQ's `TopicConfigManager`, a mapping that persists."""
 
+import contextlib
 import logging
 import re
 import threading
@@ -8,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from ..errors import ResponseError
 from ..message import DELAY_TOPIC, HALF_TOPIC
 from ..store import tables
 from ..wire import beans, fastjson
 from ..wire.bodies import Perm, TopicConfig
+from ..wire.codes import ResponseCode
 from .config import BrokerConfig
+from .saving import reason
 
 __all__ = [
     "AUTO_CREATE_TOPIC",
@@ -89,6 +93,8 @@ class Topics(Mapping[str, TopicConfig]):
         self._folder = folder
         self._config = config
         self._now = now
+        self.path = folder / "topics.json"
+        self.changes = 1  # what is made at the start may not be in the file
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
         self._topics, self.version = tables.load_topics(folder)
         self._journal = _Journal(folder / _JOURNAL)
@@ -96,8 +102,9 @@ class Topics(Mapping[str, TopicConfig]):
         for name, change in self._journal.read():
             if change is not None:
                 self._topics[name] = change
-            elif self._topics.pop(name, None) is not None:
-                deleted.append(name)
+            else:
+                self._topics.pop(name, None)
+                deleted.append(name)  # the list may not have been saved, though the table was
         self._topics |= _made_at_start(config)
         self._deleted: set[str] = {topic for topic in deleted if topic not in self._topics}
         for topic, queues in stored.items():
@@ -132,18 +139,22 @@ class Topics(Mapping[str, TopicConfig]):
         return [topic for topic in self._topics if self.is_system(topic)]
 
     def put(self, topic: TopicConfig) -> None:
+        """Makes or changes a topic. Raises ResponseError if that could not be noted, and then
+        nothing is changed."""
         old = self._topics.get(topic.name)
+        self._note(topic.name, topic, "made" if old is None else "changed")
         self._topics[topic.name] = topic
         self._deleted.discard(topic.name)
-        self._journal.note(topic.name, topic)
         log.info("topic %s: %s", topic.name, "made" if old is None else f"changed from {old}")
         self._changed(topic)
 
     def delete(self, topic: str) -> bool:
-        if self._topics.pop(topic, None) is None:
+        """Returns whether it was there. Raises as `put` does."""
+        if topic not in self._topics:
             return False
+        self._note(topic, None, "deleted")
+        del self._topics[topic]
         self._deleted.add(topic)
-        self._journal.note(topic, None)
         log.info("topic %s: deleted", topic)
         self._changed(None)
         return True
@@ -180,8 +191,16 @@ class Topics(Mapping[str, TopicConfig]):
             self.put(found)
         return found
 
+    def _note(self, name: str, topic: TopicConfig | None, what: str) -> None:
+        try:
+            self._journal.note(name, topic)
+        except OSError as error:
+            why = f"topic[{name}] is not {what}: {reason(error, self._journal.path)}"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
+
     def _changed(self, topic: TopicConfig | None) -> None:
         self.version = self.version.next(int(self._now() * 1000))
+        self.changes += 1
         self.on_change(topic)
 
     def snapshot(self) -> Callable[[], None]:
@@ -191,9 +210,9 @@ class Topics(Mapping[str, TopicConfig]):
 
         def save() -> None:
             tables.save_topics(self._folder, topics, version)
-            self._journal.forget(noted)
             if deleted or (self._folder / _DELETED).exists():
                 tables.write_table(self._folder / _DELETED, {"topics": deleted})
+            self._journal.forget(noted)  # now that both files have it
 
         return save
 
@@ -203,36 +222,48 @@ class _Journal:
     first message of a new topic is acknowledged, so that a kill of the process loses no topic."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
+        self._is_torn = True  # its last line may lack its end
         self._lock = threading.Lock()  # `forget` is called where tables are saved
         self.count = 0  # lines noted
 
     def read(self) -> Iterator[tuple[str, TopicConfig | None]]:
         try:
-            lines = self._path.read_bytes().splitlines()
+            lines = self.path.read_bytes().splitlines()
         except FileNotFoundError:
             return
-        for line in lines:
+        for line in filter(None, lines):
             try:
                 found = fastjson.loads(line)
                 change = found.get("topic")
                 yield found["name"], change and beans.from_json(TopicConfig, change)
             except (ValueError, KeyError, AttributeError):
-                log.warning("%s: passed over: %r", self._path, line[:80])
+                log.warning("%s: passed over: %r", self.path, line[:80])
 
     def note(self, name: str, topic: TopicConfig | None) -> None:
+        """Raises OSError, and then nothing is noted."""
         line = fastjson.render({"name": name, "topic": topic and beans.to_json(topic)}) + "\n"
         with self._lock:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                size = file.tell()
+                data = ("\n" if self._is_torn and size else "").encode() + line.encode()
+                self._is_torn = True
+                try:
+                    while data:
+                        data = data[file.write(data) or 0 :]
+                except OSError:
+                    with contextlib.suppress(OSError):  # else the line is passed over later
+                        file.truncate(size)
+                    raise
+            self._is_torn = False
             self.count += 1
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.write(line.encode())
 
     def forget(self, count: int) -> None:
         """All of them, if there are none but these: they are in the table now."""
         with self._lock:
             if self.count == count:
-                self._path.unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
 
 
 def _made_at_start(config: BrokerConfig) -> dict[str, TopicConfig]:

@@ -295,7 +295,7 @@ class Transactions:
     async def run(self) -> None:
         """Asks about open transactions from time to time, until it is cancelled."""
         while True:
-            await asyncio.sleep(max(self._settings.config.transaction_check_interval, 0.1))
+            await self._settings.sleep(lambda config: max(config.transaction_check_interval, 0.1))
             try:
                 await self.check()
             except StoreError as error:

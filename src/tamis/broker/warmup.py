@@ -51,6 +51,7 @@ async def _try_out(root: str) -> None:
 
     config = BrokerConfig(
         port=0,
+        flush="async",  # it is thrown away
         bitmaps=True,
         log_file_size=2**16,
         queue_file_size=2000,

@@ -46,7 +46,8 @@ _data = click.option(
 _flush = click.option(
     "--flush",
     type=click.Choice(["sync", "async"]),
-    help="Whether a send is answered when the message is on the disk.  [default: async]",
+    help="sync: a send is answered when the message is on the disk. async: before that, so a power "
+    "cut may lose the last half second.  [default: sync]",
 )
 _bind = click.option("--bind", metavar="HOST", help="Listen there.  [default: 127.0.0.1]")
 _advertise = click.option(
@@ -400,7 +401,7 @@ async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", data: Pat
     with _listening("broker", config.bind, config.port, "--port"):
         await server.start()
     stack.push_async_callback(server.close)
-    told = f"broker {server.address} ({config.name}, data {data})"
+    told = f"broker {server.address} ({config.name}, data {data}, {_promise(config)})"
     if config.metrics_port >= 0:
         from ..broker.metrics import Exporter
 
@@ -410,6 +411,12 @@ async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", data: Pat
         host = config.advertise if config.bind in _EVERYWHERE else config.bind
         told += f", metrics http://{_address(host, exporter.port)}/metrics"
     return told
+
+
+def _promise(config: "BrokerConfig") -> str:
+    if config.flush == "sync":
+        return "flush sync: what is acknowledged survives a power cut"
+    return f"flush async: a power cut may lose the last {config.flush_interval:g} s"
 
 
 def _address(host: str, port: int) -> str:

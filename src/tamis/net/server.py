@@ -21,7 +21,7 @@ from ..wire.frame import Encoding, frame
 from ..wire.headers import Header
 from .aio import Peer, Take
 
-__all__ = ["Answer", "Handler", "Request", "Route", "Server", "needless_header"]
+__all__ = ["Answer", "Handler", "Request", "Result", "Route", "Server", "needless_header"]
 
 log = logging.getLogger(__name__)
 

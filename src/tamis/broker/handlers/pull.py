@@ -6,12 +6,13 @@ rare match is looked for further than 800 messages, in slices, so that others ar
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from functools import cache, lru_cache
 from typing import Any, Final
 
-from ...errors import InvalidFilter, ResponseError
+from ...errors import InvalidFilter, ResponseError, StoreError
 from ...filter.engines.closures import compile_closure, evaluate
 from ...filter.logic import Outcome
 from ...filter.tags import TagFilter, parse_tags
@@ -35,6 +36,7 @@ from ..groups import Groups
 from ..holds import Holds
 from ..members import Consumers
 from ..offsets import Offsets
+from ..queueing import Queueing
 from ..stats import Stats
 from ..topics import RETRY_PREFIX, Topics
 from ..verdicts import Verdicts
@@ -51,7 +53,7 @@ _SUCCESS: Final = ResponseCode.SUCCESS
 _FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 Wanted = TagFilter | SqlFilter | None
-PullResult = Answer | None | Coroutine[Any, Any, Answer]
+PullResult = Answer | None | Coroutine[Any, Any, Answer | None]
 
 
 class Puller:
@@ -67,6 +69,7 @@ class Puller:
         filters: Filters,
         offsets: Offsets,
         holds: Holds,
+        queueing: Queueing,
         stats: Stats,
         verdicts: Verdicts,
         clock: Callable[[], float] = time.monotonic,
@@ -79,12 +82,36 @@ class Puller:
         self.filters = filters
         self.offsets = offsets
         self.holds = holds
+        self.queueing = queueing
         self.stats = stats
         self.verdicts = verdicts
         self.clock = clock
         self._tags: dict[tuple[str, str], tuple[Subscription, TagFilter | None]] = {}
 
     def pull_message(self, header: PullMessage, request: Request) -> PullResult:
+        """Answers, after what was stored before the pull came is in its queue."""
+        if not self.queueing.is_current and self._is_near_end(header):
+            try:
+                if not self.queueing.catch_up():
+                    return self._pull_later(header, request)
+            except StoreError:
+                pass  # what is queued is given out all the same; see `Pull.first`
+        return self._pull(header, request)
+
+    def _is_near_end(self, header: PullMessage) -> bool:
+        """Whether the pull may reach the newest messages. One further behind need not wait."""
+        queue = self.store.find_queue(header.topic, header.queue_id)
+        most = min(header.max_msg_nums, self.settings.config.pull_messages)
+        return queue is None or queue.max_offset - header.queue_offset < most
+
+    async def _pull_later(self, header: PullMessage, request: Request) -> Answer | None:
+        """There is more to queue than the loop may be held up for."""
+        with contextlib.suppress(StoreError):
+            await self.queueing.caught_up()
+        result = self._pull(header, request)
+        return result if result is None or isinstance(result, Answer) else await result
+
+    def _pull(self, header: PullMessage, request: Request) -> PullResult:
         topic = self._check(header, request)
         wanted, source = self._filter(header)
         pull = Pull(self, header, request, wanted, source)
@@ -262,6 +289,10 @@ class Pull:
                 self, asked if config.long_polling else config.short_polling_seconds
             )
             return None
+        failure = self._by.queueing.failure
+        if failure is not None and selection.status is not Status.NO_MATCHED_MESSAGE:
+            # there may be more than the queue says: it must not look as if there were nothing
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, failure)
         return self._answer(selection)
 
     def resume(self) -> bool:
@@ -299,6 +330,10 @@ class Pull:
         status = Status.NO_MATCHED_MESSAGE if self.has_progressed else Status.OFFSET_OVERFLOW_ONE
         selection = self._select_at_end(status)
         self._request.answer(self._answer(selection))
+
+    def fail(self, error: Exception) -> None:
+        why = f"{'/'.join(map(str, self.queue))}: {type(error).__name__}: {error}"
+        self._request.answer(Answer(code=ResponseCode.SYSTEM_ERROR, remark=why))
 
     def _select_at_end(self, status: Status) -> Selection:
         queue = self._by.store.find_queue(*self.queue)

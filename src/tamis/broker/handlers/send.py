@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
+import orjson
+
 from ...errors import CorruptRecord, ResponseError, StoreError
 from ...message import Host, PropertyName, SysFlag
 from ...net.aio import Peer
@@ -76,6 +78,7 @@ class Sender:
         self._now = now
         self._store_host = store_host
         self._last_failure = ""
+        self._known_region = ("", '""')  # and its JSON
         self.id_prefix = (store_host.address + store_host.port.to_bytes(4)).hex().upper()
 
     # Sending.
@@ -239,11 +242,18 @@ class Sender:
         config = self._settings.config
         text = (
             f'{{"code":0,"extFields":{{"queueId":"{queue_id}",'
-            f'"TRACE_ON":"{"true" if config.trace else "false"}","MSG_REGION":"{config.region}",'
+            f'"TRACE_ON":"{"true" if config.trace else "false"}","MSG_REGION":{self._region()},'
             f'"msgId":"{message_id}","queueOffset":"{offset}"}},"flag":1,"language":"JAVA",'
             f'"opaque":{command.opaque},"serializeTypeCurrentRPC":"JSON","version":401}}'
         )
         return frame(Encoding.JSON, text.encode())
+
+    def _region(self) -> str:
+        """As JSON."""
+        region = self._settings.config.region
+        if region != self._known_region[0]:
+            self._known_region = (region, orjson.dumps(region).decode())
+        return self._known_region[1]
 
     def _refused(self, code: int, remark: str) -> Answer:
         """Clients read the region whatever the code."""
@@ -299,7 +309,7 @@ class Sender:
         self._stats.put(header.topic, len(placed), sum(place.size for place in placed))
         ids = ",".join([f"{self.id_prefix}{place.log_offset:016X}" for place in placed])
         answer = Answer(self._response(ids, queue_id, placed[0].queue_offset if placed else 0))
-        return self._when_synced(answer) if self._settings.config.flush == "sync" else answer
+        return self._when_synced(answer) if self._intake.is_sync else answer
 
     async def _when_synced(self, answer: Answer) -> Answer:
         try:
