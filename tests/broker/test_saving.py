@@ -18,6 +18,7 @@ from tamis.broker.broker import Broker
 from tamis.broker.config import BrokerConfig
 from tamis.broker.offsets import Offsets
 from tamis.broker.topics import Topics
+from tamis.errors import StoreError
 from tamis.net.aio import connect
 from tamis.store.config import StoreConfig
 from tamis.store.store import Store
@@ -189,7 +190,7 @@ def test_a_deleted_topic_stays_so_if_the_list_of_those_is_not_saved(tmp_path: Pa
     topics.snapshot()()
     topics.delete("Gone")
     (tmp_path / "tamis.deleted.json").mkdir()  # it can't be written
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(StoreError, match="directory"):
         topics.snapshot()()
     (tmp_path / "tamis.deleted.json").rmdir()
     assert "Gone" not in Topics(tmp_path, BrokerConfig(), lambda: 1.0, {"Gone": 1})

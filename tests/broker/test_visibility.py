@@ -149,24 +149,44 @@ def test_what_can_not_be_queued_is_said_and_comes_when_it_can(tmp_path: Path) ->
     async def scene() -> None:
         async with running(tmp_path) as (_, client):
             await client.send("Other")
-            queues = tmp_path / "consumequeue"
-            queues.mkdir(exist_ok=True)
-            (queues / "T").write_bytes(b"")  # where a directory is to be
+            await client.pull("Other")
+            index = tmp_path / "index"
+            index.write_bytes(b"")  # where a directory is to be
             held = asyncio.create_task(client.pull("Other", 1, suspend=20))
-            assert (await client.send("T", b"kept")).code == ResponseCode.SUCCESS
-            refused = await client.pull("T")
-            assert refused.code == ResponseCode.SYSTEM_ERROR
-            assert str(queues / "T") in (refused.remark or "")
+            keyed = {"KEYS": "k"}
+            assert (await client.send("T", b"kept", properties=keyed)).code == ResponseCode.SUCCESS
             fields = h.OfQueue(topic="T", queue_id=0).to_fields()
             asked = await client.ask(RequestCode.GET_MAX_OFFSET, fields)
             assert asked.code == ResponseCode.SYSTEM_ERROR
+            assert str(index) in (asked.remark or "")
+            refused = await client.send("Other", b"nobody could look it up")
+            assert refused.code != ResponseCode.SUCCESS
+            assert str(index) in (refused.remark or "")
             old = await client.pull("Other")  # nothing is wrong with that
             assert len(messages(old.body)) == 1
-            (queues / "T").unlink()
+            index.unlink()
             found = await client.pull("T")
             assert [one.body for one in messages(found.body)] == [b"kept"]
+            assert (await client.ask(RequestCode.GET_MAX_OFFSET, fields)).code == 0
             await client.send("Other", b"wakes it")
             assert [one.body for one in messages((await held).body)] == [b"wakes it"]
+
+    run(scene())
+
+
+def test_a_message_whose_queue_can_not_be_made_is_not_acknowledged(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (_, client):
+            await client.send("Other")
+            (tmp_path / "consumequeue" / "T").write_bytes(b"")  # where a directory is to be
+            refused = await client.send("T", b"lost")
+            assert refused.code != ResponseCode.SUCCESS
+            assert str(tmp_path / "consumequeue" / "T") in (refused.remark or "")
+            assert (await client.send("Other", b"is stored")).code == ResponseCode.SUCCESS
+            (tmp_path / "consumequeue" / "T").unlink()
+            assert (await client.send("T", b"kept")).code == ResponseCode.SUCCESS
+            found = await client.pull("T")
+            assert [one.body for one in messages(found.body)] == [b"kept"]
 
     run(scene())
 

@@ -56,6 +56,7 @@ _SILENT: Final = 120.0  # seconds without a heartbeat
 _SAVE_OFFSETS: Final = 5.0
 _SAVE_FILTERS: Final = 10.0
 _CLEAN: Final = 10.0
+_CLEAN_SLICE: Final = 0.01  # for queues whose first messages are gone; the rest is swept
 _SWEEP: Final = 1.0
 _SHORTEST_FLUSH: Final = 0.001
 _VIP: Final = 2  # old clients send to the port this much lower
@@ -325,6 +326,7 @@ class Broker:
         self.stats.tick(self.now())
         if not self.queueing.is_current:
             self.queueing.stored()
+        self.store.correct_queues(_CLEAN_SLICE)
 
     async def _save_offsets(self) -> None:
         self.transactions.note_progress()
@@ -337,7 +339,7 @@ class Broker:
 
     async def clean(self) -> None:
         """Removes what is too old, or what the disk has no room for."""
-        for path in self.store.clean():
+        for path in self.store.clean(_CLEAN_SLICE):
             log.info("%s: removed, it was too old or the disk too full", path)
 
     def load(self) -> Load:

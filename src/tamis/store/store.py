@@ -365,8 +365,8 @@ class Store:
         grown before it failed are given by that call."""
         try:
             self._dispatch(seconds)
-        except StoreError as error:
-            self._dispatch_failure = str(error)
+        except Exception as error:
+            self._dispatch_failure = str(error) or type(error).__name__
             raise
         self._dispatch_failure = None
         grown, self._dispatcher.grown = self._dispatcher.grown, set()
