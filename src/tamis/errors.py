@@ -18,6 +18,7 @@
     │   └── FilterValueError     a message's value can't be compared; seen while evaluating
     ├── StoreError
     │   └── CorruptRecord        .file .offset .reason
+    │       └── UnreadableMessage    .topic .broker .queue_id .offset .message_id .reason
     ├── DataLoss                 messages to be read are gone: .queue .wanted .stop .first
     └── ConfigError              a setting out of its range
         └── InvalidName          of a topic or group
@@ -57,6 +58,7 @@ __all__ = [
     "SystemBusy",
     "TopicNotFound",
     "Unreachable",
+    "UnreadableMessage",
     "place",
 ]
 
@@ -337,6 +339,35 @@ class CorruptRecord(StoreError):
     def __str__(self) -> str:
         where = f"{self.file}, " if self.file else ""
         return f"{where}offset {self.offset}: {self.reason}"
+
+
+class UnreadableMessage(CorruptRecord):
+    """A message that a consumer was given can't be read.
+
+    Its record is damaged (then `message_id` is None), or its body does not decompress or would be
+    larger than the consumer allows. `offset` is its offset in the queue.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        broker: str | None,
+        queue_id: int,
+        offset: int,
+        reason: str,
+        message_id: str | None = None,
+    ) -> None:
+        where = f"topic {topic}, queue {queue_id} of {broker or 'a store'}"
+        super().__init__(where, offset, reason)
+        self.args = (topic, broker, queue_id, offset, reason, message_id)
+        self.topic = topic
+        self.broker = broker
+        self.queue_id = queue_id
+        self.message_id = message_id
+
+    def __str__(self) -> str:
+        shown = f" (message {self.message_id})" if self.message_id else ""
+        return f"{self.file}, offset {self.offset}{shown}: {self.reason}"
 
 
 class DataLoss(Error):

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from ..errors import ConfigError, InvalidName
 from ..wire.bodies import MessageModel, MessageQueue
+from .compression import MAX_BODY_SIZE
 
 __all__ = [
     "SYSTEM_TOPICS",
@@ -43,10 +44,14 @@ class ClientConfig:
     connect_timeout: float = 3.0
     route_interval: float = 30.0  # between looks at the name server; a new broker is seen this late
     heartbeat_interval: float = 30.0  # brokers forget a client after 120 s
+    # Bytes of a compressed body when it is decompressed: one that has more is not read, but told of
+    # by UnreadableMessage. Each message that is being handled may take as much memory.
+    max_body_size: int = MAX_BODY_SIZE
 
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout", "route_interval", "heartbeat_interval"):
             _check(self, name, 0.001, 3600.0)
+        _check(self, "max_body_size", 1, 1024 * _MIB)
 
 
 @dataclass(frozen=True, kw_only=True)
