@@ -373,18 +373,26 @@ class UnreadableMessage(CorruptRecord):
 class DataLoss(Error):
     """Messages of a queue from offset `wanted` up to `stop` were to be read and are not there.
 
-    What is left begins at `first`; None if it ends before them. `holder` is who had them.
+    What is left begins at `first`; None if it ends before them. `holder` is who had them, `waited`
+    the seconds in which they could have come.
     """
 
     def __init__(
-        self, queue: str, wanted: int, stop: int, first: int | None, holder: str = "broker"
+        self,
+        queue: str,
+        wanted: int,
+        stop: int,
+        first: int | None,
+        holder: str = "broker",
+        waited: float | None = None,
     ) -> None:
-        super().__init__(queue, wanted, stop, first, holder)
+        super().__init__(queue, wanted, stop, first, holder, waited)
         self.queue = queue
         self.wanted = wanted
         self.stop = stop
         self.first = first
         self.holder = holder
+        self.waited = waited
 
     def __str__(self) -> str:
         is_one = self.stop - self.wanted == 1
@@ -394,7 +402,11 @@ class DataLoss(Error):
             else f"offsets {self.wanted} to {self.stop - 1} are"
         )
         where = "it ends before" if self.first is None else f"it begins at {self.first}"
-        return (
-            f"{self.queue}: {gone} gone from the {self.holder} ({where}):"
-            " set failOnDataLoss to false to go on with what is left"
-        )
+        instead = "set failOnDataLoss to false to go on with what is left"
+        if self.waited is not None:
+            late = f"it ends before, and did not grow within {self.waited:g} s"
+            return (
+                f"{self.queue}: {gone} gone from the {self.holder} ({late}): raise dataTimeout if"
+                f" it is only late, or {instead}"
+            )
+        return f"{self.queue}: {gone} gone from the {self.holder} ({where}): {instead}"
