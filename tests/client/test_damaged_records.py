@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from broker.asking import until
-from client.damaging import DAMAGES, MARK, damaging
+from client.relaying import DAMAGES, MARK, damaging
 from client.targets import QUICK, in_loop
 
 from tamis.client import Consumer, ConsumerConfig, Message, MessageQueue, PushConsumer, blocking

@@ -12,8 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tamis.client import Message, blocking
-from tamis.errors import DataLoss, GroupNotFound, ResponseError, TopicNotFound, Unreachable
+from tamis.client import Message, ProducerConfig, blocking
+from tamis.errors import (
+    DataLoss,
+    GroupNotFound,
+    ResponseError,
+    TopicNotFound,
+    Unreachable,
+    UnreadableMessage,
+)
 from tamis.spark import fetching
 from tamis.spark.fetching import (
     arrow_schema,
@@ -433,3 +440,33 @@ def test_bounds_and_times_tell_where_queues_begin(cluster: LocalCluster) -> None
     for millis in (0, times[0], times[500], times[-1], times[-1] + 1):
         wanted = sum(time < millis for time in times)
         assert log_offset_at(str(cluster.store), TOPIC, 0, millis) == wanted
+
+
+def test_a_body_that_can_not_be_read_fails_by_name_or_is_null(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalCluster(tmp_path / "store", log_file_size=2**22) as cluster:
+        with blocking.Admin(cluster.nameserver) as admin:
+            admin.create_topic(TOPIC, queues=1)
+        config = ProducerConfig(compress_over=1000)
+        with blocking.Producer(cluster.nameserver, config=config) as producer:
+            for size in (10, 5000, 10):
+                sent = producer.send(Message(TOPIC, bytes(size)))
+        assert sent.offset == 2
+        strict = replace(PLAIN, max_body_size=4999)
+        lax = replace(strict, fail_on_unreadable=False)
+        for fetch, part in (
+            (fetch_wire, wire(cluster, 0, 3)),
+            (fetch_log, logged(cluster, 0, 3)),
+        ):
+            named = (
+                r"topic orders, queue 0 of broker-a, offset 1 \(message \w+\): .*more than 4,999"
+            )
+            why = r".*: raise option maxBodySize to read it; set failOnUnreadable to false"
+            with pytest.raises(UnreadableMessage, match=named + why):
+                offsets(fetch(part, strict))  # type: ignore[operator]
+            caplog.clear()
+            rows = table(fetch(part, lax))  # type: ignore[operator]
+            assert rows["body"].to_pylist() == [bytes(10), None, bytes(10)]
+            assert "offset 1 (message" in caplog.text
+            assert table(fetch(part, PLAIN))["body"].to_pylist()[1] == bytes(5000)  # type: ignore[operator]

@@ -17,6 +17,7 @@ from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from ..client.backoff import pause_before
 from ..client.columns import Chunk, Placed, decode_parts, schema_of
 from ..errors import (
     DataLoss,
@@ -280,7 +281,7 @@ class _Window:
         self._disconnect()
         if isinstance(error, _NotYet):
             self._looks += 1
-            time.sleep(min(_PAUSE * 2 ** min(self._looks, 10), _LONGEST_PAUSE))
+            time.sleep(pause_before(self._looks, _PAUSE, _LONGEST_PAUSE))
             return
         if isinstance(error, ResponseError):
             is_refused = self._at_broker and self._fetch.sql and _refuses_sql(error)
@@ -296,7 +297,7 @@ class _Window:
                 raise self._explained(error) from None
             raise Unreachable("broker", ", ".join(self._part.addresses), str(error)) from error
         log.info("%s: tried again: %s", self._part.queue, error)
-        time.sleep(min(_PAUSE * 2 ** min(self._failures, 10), _LONGEST_PAUSE))
+        time.sleep(pause_before(self._failures, _PAUSE, _LONGEST_PAUSE))
 
     def _explained(self, error: ResponseError) -> ResponseError:
         reason = error.remark.split("\n")[0]

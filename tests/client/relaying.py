@@ -1,7 +1,7 @@
-"""A broker whose answers to pulls hold damaged records, as a broker with a bad disk gives them.
+"""Brokers that answer what ours would not: a real one, behind a relay that changes its answers.
 
-Ours checks what it gives, so a real one is asked through a relay that damages its answers. All of
-it is threads, for tests that are coroutines and for those that are not.
+With `damaging`, answers to pulls hold damaged records, as those of a broker with a bad disk do. All
+of it is threads, for tests that are coroutines and for those that are not.
 """
 
 import socket
@@ -18,11 +18,12 @@ from tamis.wire.command import Command
 from tamis.wire.headers import RegisterBroker
 from tamis.wire.record import MAGIC
 
-__all__ = ["DAMAGES", "MARK", "Damage", "damaging"]
+__all__ = ["DAMAGES", "MARK", "Change", "Damage", "damaging", "relaying"]
 
 MARK = b"<damaged>"  # in a body: its record is to be damaged
 _MAGIC = struct.pack(">I", MAGIC)
 
+Change = Callable[[bytearray], None]  # of an answer's frame, without the length before it
 Damage = Callable[[bytearray, int], None]  # of a frame, the record at a place
 
 
@@ -48,11 +49,25 @@ DAMAGES: dict[str, Damage] = {
 
 @contextmanager
 def damaging(cluster: LocalCluster, damage: Damage, *topics: str) -> Iterator[str]:
+    """As `relaying`: records of messages with `MARK` in their bodies are damaged."""
+
+    def change(frame: bytearray) -> None:
+        at = frame.find(MARK)
+        while at >= 0:
+            damage(frame, frame.rfind(_MAGIC, 0, at) - 4)
+            at = frame.find(MARK, at + 1)
+
+    with relaying(cluster, change, *topics) as address:
+        yield address
+
+
+@contextmanager
+def relaying(cluster: LocalCluster, change: Change, *topics: str) -> Iterator[str]:
     """The address of a name server that has the relay for the broker of these topics, which are of
     one queue."""
     with ExitStack() as stack:
         named = stack.enter_context(LocalNameServer())
-        relay = stack.enter_context(_relay(cluster.broker, damage))
+        relay = stack.enter_context(_relay(cluster.broker, change))
         header = RegisterBroker(
             broker_name="broker-a",
             broker_addr=relay,
@@ -72,7 +87,7 @@ def damaging(cluster: LocalCluster, damage: Damage, *topics: str) -> Iterator[st
 
 
 @contextmanager
-def _relay(broker: str, damage: Damage) -> Iterator[str]:
+def _relay(broker: str, change: Change) -> Iterator[str]:
     host, _, port = broker.partition(":")
     sockets: list[socket.socket] = []
     threads: list[threading.Thread] = []
@@ -92,7 +107,7 @@ def _relay(broker: str, damage: Damage) -> Iterator[str]:
             server = socket.create_connection((host, int(port)))
             sockets.extend((client, server))
             start(_pass_on, client, server, None)
-            start(_pass_on, server, client, damage)
+            start(_pass_on, server, client, change)
 
     start(accept)
     try:
@@ -106,18 +121,14 @@ def _relay(broker: str, damage: Damage) -> Iterator[str]:
             thread.join(5)
 
 
-def _pass_on(source: socket.socket, target: socket.socket, damage: Damage | None) -> None:
+def _pass_on(source: socket.socket, target: socket.socket, change: Change | None) -> None:
     """Frames, until either end is closed."""
     try:
         with source.makefile("rb") as stream:
             while len(head := stream.read(4)) == 4:
                 frame = bytearray(stream.read(*struct.unpack(">i", head)))
-                at = frame.find(MARK) if damage is not None else -1
-                while at >= 0:
-                    assert damage is not None
-                    record = frame.rfind(_MAGIC, 0, at) - 4
-                    damage(frame, record)
-                    at = frame.find(MARK, at + 1)
+                if change is not None:
+                    change(frame)
                 target.sendall(head + frame)
     except OSError:
         pass
