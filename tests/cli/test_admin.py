@@ -166,7 +166,7 @@ def test_what_is_not_there_exits_1_with_one_line(tamis: Tamis) -> None:
     ):
         done = tamis(*arguments)
         assert (done.code, done.stdout, done.stderr.count("\n")) == (1, "", 1), arguments
-        assert "typing mistake" in done.stderr
+        assert "check the spelling" in done.stderr
 
 
 def test_nobody_at_the_address_exits_1_and_an_address_that_is_none_2(tamis: Tamis) -> None:
