@@ -74,9 +74,9 @@ class Routes:
             is_alone = False
         if is_alone:
             return (
-                f"no broker is registered with the name server {nameserver}, so it knows no topics"
-                f" and not {topic}: start a broker (tamis broker --nameserver {nameserver}), or wait"
-                " until it is back"
+                f"no broker is registered with the name server {nameserver}, so it knows no topics,"
+                f" nor {topic}: start a broker (tamis broker --nameserver {nameserver}), or wait"
+                " for it to come back"
             )
         return (
             f"topic {topic} is not known to the name server {nameserver}: create it (tamis topics"
