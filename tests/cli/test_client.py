@@ -484,6 +484,8 @@ def test_light_libraries_are_enough(orders: str) -> None:
         (["send", "T", "x", "--oneway", "--batch", "2"], "--oneway excludes"),
         (["send", "T", "--batch", "2", "--delay-level", "1"], "--batch excludes --delay-level"),
         (["send", "T", "x", "--property", "a"], "'a' is not NAME=VALUE"),
+        (["send", "T", "x", "--delay-level", "99"], "99 is not in the range 0<=x<=18"),
+        (["send", "T", "x", "--tags", "a||b"], "a message has one tag, and || separates"),
     ],
 )
 def test_misuse_is_answered_in_a_line(nameserver: str, arguments: list[str], said: str) -> None:

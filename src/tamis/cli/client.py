@@ -71,7 +71,11 @@ class _Line:
 )
 @click.option("--sharding-key", metavar="TEXT", help="Those of one key go to one queue, in order.")
 @click.option(
-    "--delay-level", type=click.IntRange(0), default=0, metavar="N", help="1: 1s, 2: 5s, ... 18: 2h"
+    "--delay-level",
+    type=click.IntRange(0, 18),
+    default=0,
+    metavar="N",
+    help="1: 1s, 2: 5s, ... 18: 2h",
 )
 @click.option(
     "--batch", type=click.IntRange(1), default=1, metavar="N", help="So many in one request."
@@ -105,11 +109,14 @@ def send(context: click.Context, /, topic: str, body: str | None, **options: Any
 
     from ..client import ProducerConfig, blocking
     from ..client.config import check_topic
+    from ..message import check_tag
 
     parse = _Parser(topic, options)
     with _misuse():
         if topic != "-":
             check_topic(topic, to_send=True)
+        if options["tags"]:
+            check_tag(options["tags"])
         said = None if body is None else parse.line(0, body.encode())
         if body == "":
             raise InvalidMessage("BODY is empty: RocketMQ wants at least one byte")

@@ -65,6 +65,10 @@ class ProducerConfig(ClientConfig):
     compress_over: int = 4 * _KIB  # a body this long or longer is compressed: CPU for bytes
     compress_level: int = 5
     max_message_size: int = 4 * _MIB  # brokers refuse longer ones by default
+    max_delay_level: int = (
+        18  # for brokers with other levels; theirs takes a higher one for its last
+    )
+    check_tags: bool = True  # refuse those that no subscription can name
     max_in_flight: int = 1024  # sends without an answer yet; more wait their turn
 
     def __post_init__(self) -> None:
@@ -75,6 +79,7 @@ class ProducerConfig(ClientConfig):
         _check(self, "compress_level", 0, 9)
         _check(self, "max_message_size", 1, 16 * _MIB)
         _check(self, "max_in_flight", 1, 65_535)
+        _check(self, "max_delay_level", 1, 1000)
 
 
 @dataclass(frozen=True, kw_only=True)
