@@ -18,6 +18,7 @@
     │   └── FilterValueError     a message's value can't be compared; seen while evaluating
     ├── StoreError
     │   └── CorruptRecord        .file .offset .reason
+    │       └── UnreadableMessage    .topic .broker .queue_id .offset .message_id .reason
     ├── DataLoss                 messages to be read are gone: .queue .wanted .stop .first
     └── ConfigError              a setting out of its range
         └── InvalidName          of a topic or group
@@ -57,6 +58,7 @@ __all__ = [
     "SystemBusy",
     "TopicNotFound",
     "Unreachable",
+    "UnreadableMessage",
     "place",
 ]
 
@@ -339,21 +341,58 @@ class CorruptRecord(StoreError):
         return f"{where}offset {self.offset}: {self.reason}"
 
 
-class DataLoss(Error):
-    """Messages of a queue from offset `wanted` up to `stop` were to be read and are not there.
+class UnreadableMessage(CorruptRecord):
+    """A message that a consumer was given can't be read.
 
-    What is left begins at `first`; None if it ends before them. `holder` is who had them.
+    Its record is damaged (then `message_id` is None), or its body does not decompress or would be
+    larger than the consumer allows. `offset` is its offset in the queue.
     """
 
     def __init__(
-        self, queue: str, wanted: int, stop: int, first: int | None, holder: str = "broker"
+        self,
+        topic: str,
+        broker: str | None,
+        queue_id: int,
+        offset: int,
+        reason: str,
+        message_id: str | None = None,
     ) -> None:
-        super().__init__(queue, wanted, stop, first, holder)
+        where = f"topic {topic}, queue {queue_id} of {broker or 'a store'}"
+        super().__init__(where, offset, reason)
+        self.args = (topic, broker, queue_id, offset, reason, message_id)
+        self.topic = topic
+        self.broker = broker
+        self.queue_id = queue_id
+        self.message_id = message_id
+
+    def __str__(self) -> str:
+        shown = f" (message {self.message_id})" if self.message_id else ""
+        return f"{self.file}, offset {self.offset}{shown}: {self.reason}"
+
+
+class DataLoss(Error):
+    """Messages of a queue from offset `wanted` up to `stop` were to be read and are not there.
+
+    What is left begins at `first`; None if it ends before them. `holder` is who had them, `waited`
+    the seconds in which they could have come.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        wanted: int,
+        stop: int,
+        first: int | None,
+        holder: str = "broker",
+        waited: float | None = None,
+    ) -> None:
+        super().__init__(queue, wanted, stop, first, holder, waited)
         self.queue = queue
         self.wanted = wanted
         self.stop = stop
         self.first = first
         self.holder = holder
+        self.waited = waited
 
     def __str__(self) -> str:
         is_one = self.stop - self.wanted == 1
@@ -363,7 +402,11 @@ class DataLoss(Error):
             else f"offsets {self.wanted} to {self.stop - 1} are"
         )
         where = "it ends before" if self.first is None else f"it begins at {self.first}"
-        return (
-            f"{self.queue}: {gone} gone from the {self.holder} ({where}):"
-            " set failOnDataLoss to false to go on with what is left"
-        )
+        instead = "set failOnDataLoss to false to go on with what is left"
+        if self.waited is not None:
+            late = f"it ends before, and did not grow within {self.waited:g} s"
+            return (
+                f"{self.queue}: {gone} gone from the {self.holder} ({late}): raise dataTimeout if"
+                f" it is only late, or {instead}"
+            )
+        return f"{self.queue}: {gone} gone from the {self.holder} ({where}): {instead}"

@@ -1,6 +1,6 @@
 """What a message is to everyone: names of properties, topics and flags, and kinds of offset."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Final, NamedTuple, NewType
@@ -19,6 +19,7 @@ __all__ = [
     "QueueOffset",
     "StoredMessage",
     "SysFlag",
+    "check_tag",
 ]
 
 QueueOffset = NewType("QueueOffset", int)  # the nth message of a queue
@@ -153,12 +154,24 @@ class Message:
         flag: int = 0,
         wait_stored: bool = True,
     ) -> None:
-        """Raises InvalidMessage for what RocketMQ would not take or keep."""
+        """Raises InvalidMessage for what RocketMQ would not take or keep, and for what is of
+        another type."""
+        if not isinstance(topic, str):
+            raise InvalidMessage(f"topic = {_shown(topic)}: it is text")
+        if not isinstance(body, (bytes, str, bytearray, memoryview)):
+            hint = ""
+            if isinstance(body, (dict, list, tuple)):
+                hint = "; json.dumps makes text of it"
+            raise InvalidMessage(f"body = {_shown(body)}: it is bytes or text{hint}")
         put = object.__setattr__  # it is frozen
         put(self, "topic", topic)
         put(self, "body", _utf8("body", body) if isinstance(body, str) else bytes(body))
         put(self, "tags", tags)
         put(self, "keys", _keys(keys) if keys else ())
+        if properties and not isinstance(properties, Mapping):
+            raise InvalidMessage(
+                f"properties = {_shown(properties)}: it is a mapping of names to values, both text"
+            )
         put(self, "properties", dict(properties))
         put(self, "delay_level", delay_level)
         put(self, "flag", flag)
@@ -191,14 +204,37 @@ def _utf8(name: str, text: str) -> bytes:
         raise InvalidMessage(f"{name}: {error.reason}, at {error.start}") from None
 
 
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _keys(keys: str | Sequence[str]) -> tuple[str, ...]:
     """Blanks are between keys: text with blanks is several."""
     if isinstance(keys, str):
         return tuple(keys.split())
+    if isinstance(keys, bytes) or not isinstance(keys, Iterable):
+        raise InvalidMessage(f"keys = {_shown(keys)}: it is text, or a sequence of texts")
+    keys = tuple(keys)
     for one in keys:
         if not isinstance(one, str) or len(one.split()) != 1:
             raise InvalidMessage(f"keys: {one!r} is not text without blanks, which separate keys")
-    return tuple(keys)
+    return keys
+
+
+def check_tag(tag: str) -> None:
+    """Raises InvalidMessage for a tag that no tag expression can name: they have `||` between tags,
+    and blanks around them mean nothing."""
+    if "||" in tag:
+        raise InvalidMessage(
+            f"tags = {_shown(tag)}: a message has one tag, and || separates tags in a subscription:"
+            " none could name this one"
+        )
+    if tag != tag.strip():
+        raise InvalidMessage(
+            f"tags = {_shown(tag)}: blanks around a tag mean nothing in a subscription: none could"
+            " name this one"
+        )
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:

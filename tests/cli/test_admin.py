@@ -166,7 +166,7 @@ def test_what_is_not_there_exits_1_with_one_line(tamis: Tamis) -> None:
     ):
         done = tamis(*arguments)
         assert (done.code, done.stdout, done.stderr.count("\n")) == (1, "", 1), arguments
-        assert "typing mistake" in done.stderr
+        assert "check the spelling" in done.stderr
 
 
 def test_nobody_at_the_address_exits_1_and_an_address_that_is_none_2(tamis: Tamis) -> None:
@@ -352,3 +352,43 @@ def test_a_time_without_a_zone_is_local() -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is no time"):
         parse_time(text)
+
+
+def test_fewer_queues_are_asked_about_if_messages_are_in_the_others(
+    cluster: LocalCluster, tamis: Tamis
+) -> None:
+    topic = name("Topic")
+    assert tamis("topics", "create", topic, "--queues", "4").code == 0
+    assert tamis("topics", "create", topic, "--queues", "3").code == 0  # nothing is in them
+
+    async def fill() -> None:
+        async with Producer(cluster.nameserver) as producer:
+            queues = await producer.queues(topic)
+            for queue in [*queues, queues[2]]:
+                await producer.send(Message(topic, b"x"), queue=queue)
+
+    def stored() -> int:
+        [row] = tamis("topics", "show", topic, "--json").rows
+        return sum(one["end"] - one["first"] for one in row["queues"])
+
+    asyncio.run(fill())
+    deadline = time.monotonic() + PATIENCE
+    while stored() < 4:  # what is stored is in its queue soon
+        assert time.monotonic() < deadline
+    shrink = ("topics", "create", topic, "--queues", "1")
+    said = f"Topic {topic} has 2 more queues: with 1 a broker, 3 messages in them can't be consumed"
+    done = tamis(*shrink)
+    assert (done.code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "pass --yes" in done.stderr
+    done = tamis(*shrink, typed="n\n")
+    assert (done.code, done.stdout) == (1, "")
+    assert said in done.stderr
+    [row] = tamis("topics", "show", topic, "--json").rows
+    assert [one["read_queues"] for one in row["brokers"]] == [3]
+    assert tamis("topics", "create", topic, "--queues", "5").code == 0  # hides nothing
+    assert tamis(*shrink, "--broker", "broker-a", "--yes").code == 0
+    [row] = tamis("topics", "show", topic, "--json").rows
+    assert [one["read_queues"] for one in row["brokers"]] == [1]
+    assert tamis("topics", "create", topic, "--queues", "3").code == 0
+    assert stored() == 4  # all are there again

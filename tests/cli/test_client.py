@@ -435,6 +435,19 @@ def test_an_interrupted_read_is_not_taken_for_complete(topic: str) -> None:
         assert (process.returncode, output, errors.strip()) == (130, b"", b"")
 
 
+def test_a_command_that_was_started_to_ignore_interrupts_does(nameserver: str, topic: str) -> None:
+    """As shells start jobs in the background: Ctrl-C is for what is in the foreground."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with following(topic, "--follow", "--format", r"%b\n") as process:
+        process.send_signal(signal.SIGINT)
+        fill(nameserver, Message(topic, b"1"))
+        assert process.stdout is not None
+        assert line_of(process.stdout) == b"1\n"
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, rest, errors) == (0, b"", b"")
+
+
 def test_a_closed_pipe_ends_both_in_silence(nameserver: str, topic: str) -> None:
     for command in (["consume", topic], ["send", topic, "--text"]):
         fill(nameserver, *(Message(topic, b"x" * 100) for _ in range(100)))
@@ -484,6 +497,8 @@ def test_light_libraries_are_enough(orders: str) -> None:
         (["send", "T", "x", "--oneway", "--batch", "2"], "--oneway excludes"),
         (["send", "T", "--batch", "2", "--delay-level", "1"], "--batch excludes --delay-level"),
         (["send", "T", "x", "--property", "a"], "'a' is not NAME=VALUE"),
+        (["send", "T", "x", "--delay-level", "99"], "99 is not in the range 0<=x<=18"),
+        (["send", "T", "x", "--tags", "a||b"], "a message has one tag, and || separates"),
     ],
 )
 def test_misuse_is_answered_in_a_line(nameserver: str, arguments: list[str], said: str) -> None:

@@ -12,8 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tamis.client import Message, blocking
-from tamis.errors import DataLoss, GroupNotFound, ResponseError, TopicNotFound, Unreachable
+from tamis.client import Message, ProducerConfig, blocking
+from tamis.errors import (
+    DataLoss,
+    GroupNotFound,
+    ResponseError,
+    TopicNotFound,
+    Unreachable,
+    UnreadableMessage,
+)
 from tamis.spark import fetching
 from tamis.spark.fetching import (
     arrow_schema,
@@ -302,12 +309,12 @@ def test_a_topic_that_is_not_there_is_said_so(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize("wanted", [{}, {"sql": "n >= 0"}, {"tags": "red"}], ids=str)
 def test_offsets_beyond_the_end_are_lost(cluster: LocalCluster, wanted: dict[str, Any]) -> None:
-    strict = replace(PLAIN, **wanted)
+    strict = replace(PLAIN, data_timeout=0.0, **wanted)
     lax = replace(strict, fail_on_data_loss=False)
     for start in (950, COUNT, COUNT + 50):
         parts = wire(cluster, start, COUNT + 100), logged(cluster, start, COUNT + 100)
         for fetch, part in zip((fetch_wire, fetch_log), parts, strict=True):
-            with pytest.raises(DataLoss, match=r"gone from the \w+ \(it ends before\)"):
+            with pytest.raises(DataLoss, match=r"gone from the \w+ \(it ends before"):
                 offsets(fetch(part, strict))  # type: ignore[operator]
             found = offsets(fetch(part, lax))  # type: ignore[operator]
             assert found == [n for n in range(start, COUNT) if matches(message(n), wanted)]
@@ -367,13 +374,62 @@ def test_a_damaged_record_is_lost(cluster: LocalCluster, copy: Path) -> None:
     assert offsets(fetch_log(part, lax)) == [n for n in range(COUNT) if n != 500]
 
 
-def test_units_whose_records_are_not_there_yet_end_a_range(
-    cluster: LocalCluster, copy: Path
+def test_records_that_the_driver_saw_and_an_executor_does_not_are_lost_not_skipped(
+    cluster: LocalCluster, copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_record(copy, 990, 0, bytes(2**20))  # all that follows, too
     assert log_bounds(str(copy))[TOPIC, 0] == (0, 990)
     part = replace(logged(cluster), root=str(copy))
-    assert offsets(fetch_log(part, PLAIN)) == [*range(990)]
+    impatient = replace(PLAIN, data_timeout=0.05)
+    late = r"offsets 990 to 999 are gone from the store \(it ends before, and did not grow within 0"
+    with pytest.raises(DataLoss, match=late + r"\.05 s\): raise dataTimeout if it is only late"):
+        offsets(fetch_log(part, impatient))
+    assert not caplog.text
+    lax = replace(impatient, fail_on_data_loss=False)
+    assert offsets(fetch_log(part, lax)) == [*range(990)]
+    assert "offsets 990 to 999 are gone" in caplog.text
+
+
+@pytest.mark.parametrize("missing", ["records", "a part of the last record", "the queue"])
+def test_records_that_an_executor_sees_later_are_waited_for(
+    cluster: LocalCluster, copy: Path, missing: str
+) -> None:
+    log, queue = copy / "commitlog" / f"{0:020}", copy / "consumequeue" / TOPIC
+    whole = log.read_bytes()
+    if missing == "records":
+        change_record(copy, 990, 0, bytes(2**20))
+    elif missing == "a part of the last record":
+        change_record(copy, COUNT - 1, 92, bytes(2**20))
+    else:
+        queue.rename(copy / "elsewhere")
+
+    def restore() -> None:
+        if missing == "the queue":
+            (copy / "elsewhere").rename(queue)
+        with log.open("r+b") as file:
+            file.write(whole)
+
+    timer = threading.Timer(0.2, restore)
+    timer.start()
+    part = replace(logged(cluster), root=str(copy))
+    assert offsets(fetch_log(part, PLAIN)) == [*range(COUNT)]
+    timer.join()
+
+
+@pytest.mark.parametrize("wanted", [{}, {"sql": "n >= 0"}], ids=str)
+def test_messages_that_a_broker_has_not_got_yet_are_waited_for(wanted: dict[str, Any]) -> None:
+    """As one has them not that recovers its queues after a start."""
+    with LocalCluster(log_file_size=2**22) as cluster:
+        with blocking.Admin(cluster.nameserver) as admin:
+            admin.create_topic(TOPIC, queues=1)
+        with blocking.Producer(cluster.nameserver) as producer:
+            producer.send_batch([message(number) for number in range(50)])
+            rest = [message(number) for number in range(50, 100)]
+            timer = threading.Timer(0.2, producer.send_batch, [rest])
+            timer.start()
+            fetch = replace(PLAIN, **wanted)
+            assert offsets(fetch_wire(wire(cluster, 0, 100), fetch)) == [*range(100)]
+            timer.join()
 
 
 def test_bounds_and_times_tell_where_queues_begin(cluster: LocalCluster) -> None:
@@ -384,3 +440,33 @@ def test_bounds_and_times_tell_where_queues_begin(cluster: LocalCluster) -> None
     for millis in (0, times[0], times[500], times[-1], times[-1] + 1):
         wanted = sum(time < millis for time in times)
         assert log_offset_at(str(cluster.store), TOPIC, 0, millis) == wanted
+
+
+def test_a_body_that_can_not_be_read_fails_by_name_or_is_null(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalCluster(tmp_path / "store", log_file_size=2**22) as cluster:
+        with blocking.Admin(cluster.nameserver) as admin:
+            admin.create_topic(TOPIC, queues=1)
+        config = ProducerConfig(compress_over=1000)
+        with blocking.Producer(cluster.nameserver, config=config) as producer:
+            for size in (10, 5000, 10):
+                sent = producer.send(Message(TOPIC, bytes(size)))
+        assert sent.offset == 2
+        strict = replace(PLAIN, max_body_size=4999)
+        lax = replace(strict, fail_on_unreadable=False)
+        for fetch, part in (
+            (fetch_wire, wire(cluster, 0, 3)),
+            (fetch_log, logged(cluster, 0, 3)),
+        ):
+            named = (
+                r"topic orders, queue 0 of broker-a, offset 1 \(message \w+\): .*more than 4,999"
+            )
+            why = r".*: raise option maxBodySize to read it; set failOnUnreadable to false"
+            with pytest.raises(UnreadableMessage, match=named + why):
+                offsets(fetch(part, strict))  # type: ignore[operator]
+            caplog.clear()
+            rows = table(fetch(part, lax))  # type: ignore[operator]
+            assert rows["body"].to_pylist() == [bytes(10), None, bytes(10)]
+            assert "offset 1 (message" in caplog.text
+            assert table(fetch(part, PLAIN))["body"].to_pylist()[1] == bytes(5000)  # type: ignore[operator]

@@ -104,6 +104,7 @@ def show_topic(name: str, nameserver: str, as_json: bool) -> None:
 @click.option("--order", is_flag=True, help="Keep its queues in the same order for all clients.")
 @_cluster
 @_broker
+@_yes
 @nameserver_option
 @json_option
 def create_topic(
@@ -113,10 +114,25 @@ def create_topic(
     order: bool,
     cluster: str | None,
     broker: str | None,
+    yes: bool,
     nameserver: str,
     as_json: bool,
 ) -> None:
-    """Create a topic, or change it, on all brokers."""
+    """Create a topic, or change it, on all brokers.
+
+    Messages in queues that it has and will not have any more can't be consumed until it has as many
+    queues again: that is asked about.
+    """
+    if not yes and queues >= 1:
+        count, messages = _with_admin(
+            nameserver, lambda admin: _beyond(admin, name, queues, cluster, broker)
+        )
+        if messages:
+            _confirm(
+                f"Topic {name} has {count} more queue{'s' * (count != 1)}: with {queues} a broker,"
+                f" {messages:,} message{'s' * (messages != 1)} in them can't be consumed. Go on?",
+                yes,
+            )
     made = _with_admin(
         nameserver,
         lambda admin: admin.create_topic(
@@ -132,6 +148,31 @@ def create_topic(
         echo_json({"topic": name, "queues": queues, "permission": permission, "brokers": made})
     else:
         _say(f"topic {name} is at {', '.join(made)}, with {queues} queue{'s' * (queues != 1)} each")
+
+
+async def _beyond(
+    admin: "Admin", name: str, queues: int, cluster: str | None, broker: str | None
+) -> tuple[int, int]:
+    """How many queues a topic has with a number of `queues` or more, and messages in them."""
+    from ..client.config import check_topic
+    from ..errors import TopicNotFound
+
+    check_topic(name)
+    try:
+        info = await admin.topic(name)
+    except TopicNotFound:
+        return 0, 0
+    concerned = {
+        one.name
+        for one in await admin.brokers()
+        if cluster in (None, one.cluster) and broker in (None, one.name)
+    }
+    found = [
+        one
+        for one in info.queues
+        if one.queue.queue_id >= queues and one.queue.broker_name in concerned
+    ]
+    return len(found), sum(one.end - one.first for one in found)
 
 
 @topics.command("delete")
@@ -501,7 +542,9 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to be asked: give --yes")
+        raise click.UsageError(
+            f"{question} This is not a terminal, so confirmation can't be asked for; pass --yes"
+        )
     if not click.confirm(question, err=True):
         _say("nothing is changed")
         raise click.exceptions.Exit(1)

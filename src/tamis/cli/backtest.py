@@ -9,7 +9,7 @@ from click.core import ParameterSource
 from ..errors import ConfigError
 from ..filter import Dialect, parse
 from ..filter.tags import parse_tags
-from .options import nameserver_option, parse_time
+from .options import check_spark, nameserver_option, parse_time
 from .pipeline import parse_settings
 
 __all__ = ["backtest"]
@@ -85,6 +85,7 @@ def backtest(
         if text is not None:
             parse_tags(text) if tags else parse(text, dialect)
 
+    check_spark("tamis filter backtest")
     from ..pipeline import plot as plots
     from ..pipeline.backtest import check_file, run_on
     from ..pipeline.config import Filter, Source

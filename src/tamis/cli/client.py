@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from ..errors import Error, InvalidMessage, SendFailed
+from ..errors import Error, InvalidMessage, SendFailed, UnreadableMessage
 from .options import nameserver_option, parse_time, run
 from .printing import shower
 
@@ -71,7 +71,11 @@ class _Line:
 )
 @click.option("--sharding-key", metavar="TEXT", help="Those of one key go to one queue, in order.")
 @click.option(
-    "--delay-level", type=click.IntRange(0), default=0, metavar="N", help="1: 1s, 2: 5s, ... 18: 2h"
+    "--delay-level",
+    type=click.IntRange(0, 18),
+    default=0,
+    metavar="N",
+    help="1: 1s, 2: 5s, ... 18: 2h",
 )
 @click.option(
     "--batch", type=click.IntRange(1), default=1, metavar="N", help="So many in one request."
@@ -105,11 +109,14 @@ def send(context: click.Context, /, topic: str, body: str | None, **options: Any
 
     from ..client import ProducerConfig, blocking
     from ..client.config import check_topic
+    from ..message import check_tag
 
     parse = _Parser(topic, options)
     with _misuse():
         if topic != "-":
             check_topic(topic, to_send=True)
+        if options["tags"]:
+            check_tag(options["tags"])
         said = None if body is None else parse.line(0, body.encode())
         if body == "":
             raise InvalidMessage("BODY is empty: RocketMQ wants at least one byte")
@@ -426,6 +433,12 @@ def _misuse() -> Iterator[None]:
     metavar="FORM",
     help="json, text (bodies, a line each) or a template.",
 )
+@click.option(
+    "--max-body-size",
+    type=click.IntRange(1, 2**30),
+    metavar="BYTES",
+    help="Of a body that was sent compressed.  [default: 16 MiB]",
+)
 def consume(
     topic: str,
     nameserver: str,
@@ -437,6 +450,7 @@ def consume(
     idle: float | None,
     follow: bool,
     form: str,
+    max_body_size: int | None,
 ) -> None:
     """Print the messages of TOPIC, up to those that are there now, or as they come.
 
@@ -444,7 +458,8 @@ def consume(
     was printed counts as consumed. Ctrl-C ends it.
 
     A body that is no UTF-8 is "body_base64" in JSON. Properties that RocketMQ keeps for itself are
-    in "system".
+    in "system". A message that can't be read, because its record is damaged or its body does not
+    decompress or is too large, is named on standard error, and the others are printed: exit code 1.
 
     \b
     In a template:
@@ -467,9 +482,12 @@ def consume(
             hint = f"{error.message}; or first, last, committed"
             raise click.BadParameter(hint, param_hint="--from") from None
     is_following = follow or (start == "last" and idle is None)
-    wanted = _Wanted(topic, group, tags, sql, start, timestamp, count, idle, is_following)
+    wanted = _Wanted(
+        topic, group, tags, sql, start, timestamp, count, idle, is_following, max_body_size
+    )
     try:
-        run(_consume(nameserver, wanted, shower(form)))
+        if not run(_consume(nameserver, wanted, shower(form))):
+            raise click.exceptions.Exit(1)
     except KeyboardInterrupt:
         if not is_following or count is not None:
             raise  # it is not complete
@@ -489,11 +507,13 @@ class _Wanted:
     count: int | None
     idle: float | None
     is_following: bool
+    max_body_size: int | None
 
 
 async def _consume(
     nameserver: str, wanted: _Wanted, show: "Callable[[ReceivedMessage], bytes]"
-) -> None:
+) -> bool:
+    """Whether all messages could be read."""
     from ..client import Consumer, ConsumerConfig
     from ..client.subscriptions import subscription
 
@@ -503,6 +523,8 @@ async def _consume(
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not everywhere
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     config = ConsumerConfig(start="first", auto_commit=wanted.group is not None)
+    if wanted.max_body_size is not None:
+        config = replace(config, max_body_size=wanted.max_body_size)
     consumer = Consumer(nameserver, wanted.group or _READER, config=config)
     try:
         if wanted.group is None:
@@ -520,16 +542,23 @@ async def _consume(
             if wanted.is_following:
                 count = len(consumer.assignment)
                 click.echo(f"tamis: {wanted.topic}: reading {count} queues", err=True)
-            await _print(consumer, wanted, show)
+            return await _print(consumer, wanted, show)
     finally:
         await consumer.close()
 
 
 async def _print(
     consumer: "Consumer", wanted: _Wanted, show: "Callable[[ReceivedMessage], bytes]"
-) -> None:
-    """Nothing is awaited between the taking of messages and the end of their printing: so none is
-    taken for consumed that was not printed."""
+) -> bool:
+    """Whether all could be read. Nothing is awaited between the taking of messages and the end of
+    their printing: so none is taken for consumed that was not printed."""
+    all_readable = True
+
+    def report(error: UnreadableMessage) -> None:
+        nonlocal all_readable
+        all_readable = False
+        click.echo(f"tamis: {error}", err=True)
+
     ends: dict[MessageQueue, int] | None = None
     if not wanted.is_following and wanted.idle is None:
         ends = {one: await consumer.last_offset(one) for one in await _share(consumer)}
@@ -537,16 +566,25 @@ async def _print(
     last = time.monotonic()
     while left is None or left > 0:
         if ends is not None and _are_reached(consumer, ends):
-            return
+            return all_readable
         limit = _PULL if left is None else min(left, _PULL)
-        found = await consumer.getmany(limit, timeout=_POLL)
+        try:
+            found = await consumer.getmany(limit, timeout=_POLL)
+        except UnreadableMessage as error:  # a damaged record: the next call goes on behind it
+            report(error)
+            continue
         if found:
-            sys.stdout.buffer.write(b"".join(map(show, found)))
+            for message in found:
+                try:
+                    sys.stdout.buffer.write(show(message))
+                except UnreadableMessage as error:  # its body
+                    report(error)
             sys.stdout.buffer.flush()
             left = None if left is None else left - len(found)
             last = time.monotonic()
         elif wanted.idle is not None and time.monotonic() - last >= wanted.idle:
-            return
+            return all_readable
+    return all_readable
 
 
 async def _share(consumer: "Consumer") -> "list[MessageQueue]":

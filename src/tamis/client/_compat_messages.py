@@ -293,7 +293,8 @@ class ReceivedMessage:
         return self.body
 
     def __repr__(self) -> str:
-        return f"<ReceivedMessage topic={self.topic!r} id={self.id!r} body={self.body!r}>"
+        body = repr(self.body) if self.message.is_readable else "unreadable"
+        return f"<ReceivedMessage topic={self.topic!r} id={self.id!r} body={body}>"
 
 
 RecvMessage = ReceivedMessage

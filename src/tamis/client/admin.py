@@ -283,7 +283,7 @@ class Admin:
             raise GroupNotFound(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"group {group} is not known to any broker: start a consumer of it, create it"
-                f" (tamis groups create {group}), or look for a typing mistake",
+                f" (tamis groups create {group}), or check the spelling",
             )
         return found
 

@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
 
-from ..errors import Error
+from ..errors import Error, UnreadableMessage
 from ..message import Message
 from ..wire.bodies import MessageQueue, Subscription
 from ._background import Facade, pass_on, result
@@ -227,11 +227,18 @@ class PushConsumer(Facade):
         handler: Handler | None = None,
         *,
         ordered: bool = False,
+        on_unreadable: Callable[[UnreadableMessage], object] | None = None,
         config: ConsumerConfig = _CONSUMER,
     ) -> None:
         super().__init__()
         self._inner = self._call(
-            AsyncPushConsumer, nameserver, group, handler, ordered=ordered, config=config
+            AsyncPushConsumer,
+            nameserver,
+            group,
+            handler,
+            ordered=ordered,
+            on_unreadable=on_unreadable,
+            config=config,
         )
         self.group = group
         self.ordered = ordered

@@ -7,7 +7,8 @@ just that.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -15,12 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from ..errors import CorruptRecord
+from ..errors import CorruptRecord, UnreadableMessage
 from ..filter.engines.columnar import BatchFilter
 from ..filter.logic import Outcome
 from ..java import decode_utf8
 from ..message import Host, PropertyName, SysFlag
 from ..wire import record
+from ..wire.properties import decode as decode_properties
 from ._walk import (
     Ints,
     Part,
@@ -36,9 +38,11 @@ from ._walk import (
     walk,
     write_ids,
 )
-from .compression import decompress
+from .compression import MAX_BODY_SIZE, decompress
 
-__all__ = ["EXTRA", "KINDS", "SCHEMA", "Chunk", "Placed", "decode", "schema_of"]
+__all__ = ["EXTRA", "KINDS", "SCHEMA", "Chunk", "Placed", "decode", "decode_parts", "schema_of"]
+
+log = logging.getLogger(__name__)
 
 N = TypeVar("N", np.int64, np.int32, np.uint8)
 
@@ -86,6 +90,7 @@ _GUESSED_SIZE: Final = 512  # of a record; of smaller ones the walk goes on with
 _SMALLEST_ENTRY: Final = 4  # of properties: name, \x01, value, \x02
 _LONGEST_ID: Final = 56
 _MOST_BYTES: Final = 2**31 - 1  # of a column: its offsets are of 32 bits
+_MOST_DECOMPRESSED: Final = 64 * 2**20  # bytes of decompressed bodies in one batch, or one body
 _NEVER: Final = 2**63 - 1
 _TRUE: Final = np.uint8(Outcome.TRUE)
 _BORN_HOST_AT: Final = 48  # in a record; the time stored is between this and the store host
@@ -143,14 +148,48 @@ def decode(
     tags: frozenset[str] = frozenset(),
     sql: BatchFilter | None = None,
     time_unit: Literal["ms", "us"] = "ms",
+    max_body_size: int = MAX_BODY_SIZE,
 ) -> pa.RecordBatch:
     """The messages of all chunks, or of a log's files, in their order.
 
     Only `columns` of `SCHEMA` and `EXTRA` are made, all of `SCHEMA` if it is None, and a column for
     each of `properties`: of strings, or of one of `KINDS` if that is given with the name. With
     `tags` only messages of exactly one of these are kept: a broker compares hashes. With `sql`
-    those of which it says true. Raises CorruptRecord for what is no whole record or a body that
-    does not decompress, ValueError for columns that can't be, and if one would have 2 GiB.
+    those of which it says true. Raises CorruptRecord for what is no whole record,
+    UnreadableMessage for a body that does not decompress or would have more than `max_body_size`
+    bytes, ValueError for columns that can't be, and if one would have 2 GiB.
+    """
+    parts = decode_parts(
+        chunks,
+        columns=columns,
+        properties=properties,
+        tags=tags,
+        sql=sql,
+        time_unit=time_unit,
+        max_body_size=max_body_size,
+    )
+    batches = [batch for batch, _ in parts]
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def decode_parts(
+    chunks: Sequence[Chunk] | Placed,
+    *,
+    columns: Sequence[str] | None = None,
+    properties: Sequence[str | tuple[str, str]] | None = None,
+    tags: frozenset[str] = frozenset(),
+    sql: BatchFilter | None = None,
+    time_unit: Literal["ms", "us"] = "ms",
+    max_body_size: int = MAX_BODY_SIZE,
+    null_unreadable: bool = False,
+) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """As `decode`, in as few batches as memory allows: bodies may have a thousand times the bytes
+    when they are decompressed. With each batch comes whether it is the last.
+
+    A body that can't be read raises UnreadableMessage after the rows before it were given; with
+    `null_unreadable` it is null, and the log names the message.
     """
     schema = schema_of(columns, properties, time_unit)
     made = len(schema) - len(properties or ())
@@ -171,12 +210,19 @@ def decode(
     if time_unit == "us":
         records.parts[Part.BORN] *= 1000
         records.parts[Part.STORED] *= 1000
-    arrays = [_COLUMNS[name](records) for name in wanted]
+    arrays: list[Any] = [
+        None if name == "body" else _COLUMNS[name](records) for name in wanted
+    ]  # bodies are made part by part
     arrays += [_typed(records, name, schema.field(name).type) for name in named]
     for i, field in enumerate(schema):
-        if field.type != arrays[i].type:
+        if arrays[i] is not None and field.type != arrays[i].type:
             arrays[i] = arrays[i].view(field.type)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    if "body" not in wanted:
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema), True
+        return
+    for start, stop, bodies in _bodies(records, max_body_size, null_unreadable):
+        part = [bodies if one is None else one.slice(start, stop - start) for one in arrays]
+        yield pa.RecordBatch.from_arrays(part, schema=schema), stop == len(records)
 
 
 def _field(name: str) -> pa.Field:
@@ -243,13 +289,17 @@ class _Records:
         record.decode(data, at, file=_place(source))
         raise CorruptRecord(_place(source), at, "properties of a negative size")
 
-    def corrupt(self, row: int, reason: str) -> CorruptRecord:
-        number = self.parts[Part.CHUNK, row]
-        source = self.chunks[number]
-        if isinstance(source, Placed):
-            return CorruptRecord(_place(source), int(self.parts[Part.LOG_OFFSET, row]), reason)
-        return CorruptRecord(
-            _place(source), int(self.parts[Part.AT, row] - self._addresses[number]), reason
+    def unreadable(self, row: int, reason: str) -> UnreadableMessage:
+        source = self.chunks[self.parts[Part.CHUNK, row]]
+        at, size = self.parts[Part.BLOCK_AT, row], self.parts[Part.BLOCK_SIZE, row]
+        named = decode_properties(decode_utf8(_bytes_at(at, size)))
+        return UnreadableMessage(
+            source.topic,
+            source.broker_name,
+            int(self.parts[Part.QUEUE, row]),
+            int(self.parts[Part.OFFSET, row]),
+            reason,
+            named.get(PropertyName.UNIQUE_KEY),
         )
 
     def __len__(self) -> int:
@@ -481,16 +531,39 @@ def _properties(records: _Records) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
 
-def _body(records: _Records) -> pa.Array:
+def _bodies(
+    records: _Records, limit: int, null_unreadable: bool
+) -> Iterator[tuple[int, int, pa.Array]]:
+    """The bodies of some rows, from which row and up to which; all rows in the end."""
     ats, sizes = (part.copy() for part in records.spans(Part.BODY_AT, Part.BODY_SIZE))
     flags = records.parts[Part.SYS_FLAG]
+    start = held = 0
+    buffers: list[pa.Buffer] = []
+
+    def column(stop: int) -> tuple[int, int, pa.Array]:
+        return start, stop, _copied(Spans(ats[start:stop], sizes[start:stop]), pa.binary())
+
     for row in np.flatnonzero(flags & SysFlag.COMPRESSED):
         try:
-            body = decompress(_bytes_at(ats[row], sizes[row]), int(flags[row]))
+            body = decompress(_bytes_at(ats[row], sizes[row]), int(flags[row]), limit)
         except CorruptRecord as error:
-            raise records.corrupt(int(row), error.reason) from None
-        ats[row], sizes[row] = records.hold(body), len(body)
-    return _copied(Spans(ats, sizes), pa.binary())
+            unreadable = records.unreadable(int(row), error.reason)
+            if null_unreadable:
+                log.warning("its body is given as null: %s", unreadable)
+                sizes[row] = -1
+                continue
+            if row > start:
+                yield column(int(row))
+            raise unreadable from None
+        if held and held + len(body) > _MOST_DECOMPRESSED:
+            yield column(int(row))
+            start, held = int(row), 0
+            buffers.clear()
+        buffer = pa.py_buffer(body)
+        buffers.append(buffer)
+        ats[row], sizes[row] = buffer.address, len(body)
+        held += len(body)
+    yield column(len(records))
 
 
 def _message_id(records: _Records) -> pa.Array:
@@ -528,7 +601,6 @@ _COLUMNS: Final[dict[str, Callable[[_Records], pa.Array]]] = {
     "tags": _property(PropertyName.TAGS),
     "keys": _property(PropertyName.KEYS),
     "properties": _properties,
-    "body": _body,
     "message_id": _message_id,
     "property_string": _property_string,
     "tags_code": _tags_code,

@@ -19,15 +19,17 @@ What is other than there:
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from threading import current_thread
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..errors import Error, ResponseError, SendFailed
+from ..errors import Error, ResponseError, SendFailed, SystemBusy
 from ..message import Message as ClientMessage
 from ..message import PropertyName
 from ..wire.bodies import MessageQueue
@@ -61,6 +63,7 @@ from ._compat_messages import (
     raising,
     text,
 )
+from .backoff import pause_before
 from .config import ConsumerConfig, ProducerConfig
 from .transactions import TransactionState
 
@@ -100,6 +103,8 @@ log = logging.getLogger(__name__)
 
 _CALLBACKS: Final = "tamis-send-callback"
 _POLL: Final = 0.1  # seconds between looks whether a pull has come to the end
+_PAUSE: Final = 0.1  # seconds before an ordered message is sent again; doubled each time, up to
+_LONGEST_PAUSE: Final = 2.0
 
 QueueSelector = Callable[[int, ReceivedMessage, int], int]
 
@@ -293,16 +298,21 @@ class Producer(_Settable):
         queue_selector: QueueSelector | None = None,
     ) -> SendResult:
         """To the queue of that number, modulo how many there are; `queue_selector` is called with
-        how many there are, the message and the number, and gives an index."""
+        how many there are, the message and the number, and gives an index. What fails, also because
+        the broker is busy, is sent again `retry_times` times, after a pause that grows."""
         with raising(ProducerSendOrderlyFailed):
             made = msg.made()
             selector = _selector(arg, queue_selector)
-            for _ in range(retry_times):
+            for attempt in count():
                 try:
                     return _result(self._started.send(made, selector=selector))
-                except SendFailed as error:
+                except (SendFailed, ResponseError) as error:
+                    is_passing = isinstance(error, SendFailed | SystemBusy) or error.retriable
+                    if attempt >= retry_times or not is_passing:
+                        raise
                     log.warning("sent again: %s", error)
-            return _result(self._started.send(made, selector=selector))
+                time.sleep(pause_before(attempt, _PAUSE, _LONGEST_PAUSE))
+            raise AssertionError
 
     def send_oneway_orderly(
         self, msg: Message, arg: int, queue_selector: QueueSelector | None = None

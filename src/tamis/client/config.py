@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from ..errors import ConfigError, InvalidName
 from ..wire.bodies import MessageModel, MessageQueue
+from .compression import MAX_BODY_SIZE
 
 __all__ = [
     "SYSTEM_TOPICS",
@@ -43,10 +44,14 @@ class ClientConfig:
     connect_timeout: float = 3.0
     route_interval: float = 30.0  # between looks at the name server; a new broker is seen this late
     heartbeat_interval: float = 30.0  # brokers forget a client after 120 s
+    # Bytes of a compressed body when it is decompressed: one that has more is not read, but told of
+    # by UnreadableMessage. Each message that is being handled may take as much memory.
+    max_body_size: int = MAX_BODY_SIZE
 
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout", "route_interval", "heartbeat_interval"):
             _check(self, name, 0.001, 3600.0)
+        _check(self, "max_body_size", 1, 1024 * _MIB)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,10 @@ class ProducerConfig(ClientConfig):
     compress_over: int = 4 * _KIB  # a body this long or longer is compressed: CPU for bytes
     compress_level: int = 5
     max_message_size: int = 4 * _MIB  # brokers refuse longer ones by default
+    max_delay_level: int = (
+        18  # for brokers with other levels; theirs takes a higher one for its last
+    )
+    check_tags: bool = True  # refuse those that no subscription can name
     max_in_flight: int = 1024  # sends without an answer yet; more wait their turn
 
     def __post_init__(self) -> None:
@@ -70,6 +79,7 @@ class ProducerConfig(ClientConfig):
         _check(self, "compress_level", 0, 9)
         _check(self, "max_message_size", 1, 16 * _MIB)
         _check(self, "max_in_flight", 1, 65_535)
+        _check(self, "max_delay_level", 1, 1000)
 
 
 @dataclass(frozen=True, kw_only=True)

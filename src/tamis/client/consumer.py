@@ -3,25 +3,28 @@
 What was pulled lies here as it came until it is asked for. A message, or a batch, counts as worked
 off when the next one is asked for, when `commit` is called, or when the `async with` ends without
 an exception: offsets never pass one that was not.
+
+A damaged record is told of by UnreadableMessage when its turn comes, after what was taken before it
+was given, and counts as taken then: the next call goes on with the message after it.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from ..errors import ClientClosed, ConfigError, Error
+from ..errors import ClientClosed, ConfigError, CorruptRecord, Error, UnreadableMessage
 from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
 from . import offsets as offset_queries
 from .config import ConsumerConfig, Moment, check_group, millis
 from .fetching import Pulled, Puller, Stream
 from .membership import Member
 from .offsets import BrokerOffsets, LocalOffsets, Offsets, starts
-from .received import ReceivedMessage, decode_one
+from .received import ReceivedMessage, decode_one, examine
 from .remote import Remote
 from .session import Session, every
 from .subscriptions import subscription
@@ -42,9 +45,11 @@ class _Piece:
     """An answer to a pull, or what is left of it."""
 
     body: bytes
+    offset: int  # of the next message in it, or less
     next_offset: int
     count: int  # at most so many messages
     at: int = 0  # bytes of it that were taken
+    error: UnreadableMessage | None = None  # the one message it held is damaged: there is no body
 
 
 class Inbox(Stream):
@@ -217,22 +222,32 @@ class Consumer:
         self._check_started()
         self._settle()
         while True:
-            message = self._take_one()
+            message = self._take_one(before_errors=False)
             if message is not None:
                 return message
             if not await self._wait(None):
                 raise StopAsyncIteration
 
     async def getmany(self, limit: int = 500, timeout: float = 5.0) -> list[ReceivedMessage]:
-        """As many as there are, up to `limit`; none if none come within `timeout` seconds."""
+        """As many as there are, up to `limit`; none if none come within `timeout` seconds. Fewer
+        if their bodies are compressed, and have `max_body_size` bytes together by then.
+
+        Raises UnreadableMessage for a damaged record, if no message was taken before it.
+        """
         self._check_started()
         self._session.check()
         self._settle()
         deadline = time.monotonic() + timeout
         found: list[ReceivedMessage] = []
+        room = self.config.max_body_size
         while True:
-            while len(found) < limit and (message := self._take_one()) is not None:
+            while len(found) < limit and room > 0:
+                message = self._take_one(before_errors=bool(found))
+                if message is None:
+                    break
                 found.append(message)
+                if message.stored_body and message.is_readable:
+                    room -= len(message.body)
             if found or not await self._wait(deadline):
                 return found
 
@@ -248,8 +263,11 @@ class Consumer:
         """Arrow record batches of about `rows` messages, or of what came within `linger` seconds
         of the first. `columns` are those wanted, all if not given; `properties` are given columns
         of their own. Ends when the consumer is closed, or nothing came for `idle` seconds.
+
+        Raises UnreadableMessage for a damaged record, or a body that can't be decompressed, after
+        the rows before it; another call goes on with what follows.
         """
-        from .columns import Chunk, decode
+        from .columns import decode
 
         self._check_started()
         # wrong columns are told of now; the first time on a machine it compiles, for some seconds
@@ -264,20 +282,92 @@ class Consumer:
                 by_tags.setdefault(self._tags(inbox.queue.topic), []).append((inbox, piece))
             try:
                 for tags in list(by_tags):
-                    chunks = [
-                        Chunk(one.queue.broker_name, one.queue.topic, piece.body[piece.at :])
-                        for one, piece in by_tags[tags]
-                    ]
-                    batch = decode(chunks, columns=columns, properties=properties, tags=tags)
-                    self._settle()
-                    for inbox, piece in by_tags.pop(tags):
-                        inbox.lent -= 1
-                        self._hand_out(inbox, piece.next_offset)
-                    if batch.num_rows:
-                        yield batch
+                    for batch, is_last in self._decoded(by_tags[tags], columns, properties, tags):
+                        self._settle()
+                        if is_last:
+                            for inbox, piece in by_tags.pop(tags):
+                                inbox.lent -= 1
+                                self._hand_out(inbox, piece.next_offset)
+                        if batch.num_rows:
+                            yield batch
             finally:  # who asked has gone, or decoding failed: nobody saw the rest
                 for inbox, piece in reversed([one for some in by_tags.values() for one in some]):
                     self._put_back(inbox, piece)
+
+    def _decoded(
+        self,
+        taken: list[tuple[Inbox, _Piece]],
+        columns: Sequence[str] | None,
+        properties: Sequence[str] | None,
+        tags: frozenset[str],
+    ) -> "Iterator[tuple[pa.RecordBatch, bool]]":
+        """Batches of what was taken, and whether each is the last. What lies behind damage is taken
+        out of `taken`, and so is what was passed over when UnreadableMessage is raised."""
+        from .columns import Chunk, decode_parts
+
+        while True:
+            chunks = [
+                Chunk(one.queue.broker_name, one.queue.topic, piece.body[piece.at :])
+                for one, piece in taken
+            ]
+            try:
+                yield from decode_parts(
+                    chunks,
+                    columns=columns,
+                    properties=properties,
+                    tags=tags,
+                    max_body_size=self.config.max_body_size,
+                )
+                return
+            except UnreadableMessage:
+                self._settle()
+                self._pass_over(taken, tags)
+                raise
+            except CorruptRecord:  # nothing was given yet
+                if not self._cut_damaged(taken):
+                    raise
+
+    def _cut_damaged(self, taken: list[tuple[Inbox, _Piece]]) -> bool:
+        """Leave out of pieces what a damaged record begins, and have it pulled again by itself.
+        Whether there was such a record."""
+        cut: set[MessageQueue] = set()
+        for inbox, piece in list(taken):
+            if inbox.queue in cut:
+                taken.remove((inbox, piece))
+                inbox.lent -= 1
+                continue
+            good, offset = piece.at, piece.offset
+            try:
+                while good < len(piece.body):
+                    message = decode_one(piece.body, inbox.queue, good)
+                    good, offset = good + message.size, _between(message.offset + 1, piece)
+            except CorruptRecord:
+                cut.add(inbox.queue)
+                self._isolate(inbox, offset, piece.next_offset)
+                if good == piece.at:
+                    taken.remove((inbox, piece))
+                    inbox.lent -= 1
+                else:
+                    piece.body, piece.next_offset = piece.body[:good], offset
+        return bool(cut)
+
+    def _pass_over(self, taken: list[tuple[Inbox, _Piece]], tags: frozenset[str]) -> None:
+        """The first message whose body can't be read: what is before it was given, and its error is
+        raised."""
+        limit, is_found = self.config.max_body_size, False
+        while taken and not is_found:
+            inbox, piece = taken[0]
+            while piece.at < len(piece.body) and not is_found:
+                message = decode_one(piece.body, inbox.queue, piece.at, limit)
+                piece.at += message.size
+                piece.offset = _between(message.offset + 1, piece)
+                is_found = (not tags or message.tags in tags) and not message.is_readable
+            if piece.at < len(piece.body):
+                self._hand_out(inbox, piece.offset)
+            else:
+                taken.pop(0)
+                inbox.lent -= 1
+                self._hand_out(inbox, piece.next_offset)
 
     def _check_started(self) -> None:
         if not self.started:
@@ -291,16 +381,27 @@ class Consumer:
     def _filter(self, topic: str) -> Subscription | None:
         return self._member.subscriptions.get(topic) or self._assigned_filters.get(topic)
 
-    def _take_one(self) -> ReceivedMessage | None:
+    def _take_one(self, *, before_errors: bool) -> ReceivedMessage | None:
+        """The next message; None if there is none, or none before an error. Raises
+        UnreadableMessage."""
+        limit = self.config.max_body_size
         while self._turns:
             inbox = self._turns[0]
             if inbox.is_dropped or not inbox.pieces:
                 self._turns.popleft()
                 continue
             piece = inbox.pieces[0]
-            message = decode_one(piece.body, inbox.queue, piece.at)
+            if piece.error is not None:
+                if before_errors:
+                    return None
+                raise self._take_error(inbox)
+            try:
+                message = decode_one(piece.body, inbox.queue, piece.at, limit)
+            except CorruptRecord:
+                self._isolate(inbox, piece.offset, piece.next_offset)
+                continue
             piece.at += message.size
-            reached = message.offset + 1
+            reached = piece.offset = _between(message.offset + 1, piece)
             if piece.at >= len(piece.body):
                 reached = piece.next_offset
                 self._finish_piece(inbox)
@@ -312,6 +413,29 @@ class Consumer:
             if not tags or message.tags in tags:
                 return message
         return None
+
+    def _take_error(self, inbox: Inbox) -> UnreadableMessage:
+        """That it begins with. Who is told of it has it: the next message is the one after."""
+        piece = self._finish_piece(inbox)
+        self._turns.remove(inbox)
+        if inbox.pieces:
+            self._turns.append(inbox)
+        self._hand_out(inbox, piece.next_offset)
+        assert piece.error is not None
+        return piece.error
+
+    def _isolate(self, inbox: Inbox, offset: int, before: int) -> None:
+        """Pull what comes from an offset on anew, one message at a time: there is a damaged record
+        before another offset."""
+        log.warning("%s: a record from offset %d on is damaged: pulled again", inbox.queue, offset)
+        inbox.pieces.clear()
+        inbox.count = inbox.bytes = 0
+        if inbox in self._turns:
+            self._turns.remove(inbox)
+        inbox.next_offset = offset
+        inbox.isolate(before)
+        self._limit(inbox)
+        inbox.begin_anew()
 
     async def _take_pieces(
         self, rows: int, linger: float, idle: float | None
@@ -327,6 +451,11 @@ class Consumer:
                     inbox = self._turns.popleft()
                     if inbox.is_dropped or not inbox.pieces:
                         continue
+                    if inbox.pieces[0].error is not None:
+                        self._turns.appendleft(inbox)
+                        if found:
+                            return found
+                        raise self._take_error(inbox)
                     if not found:
                         deadline = time.monotonic() + linger
                     piece = self._finish_piece(inbox)
@@ -455,9 +584,15 @@ class Consumer:
             return
         if not inbox.pieces:
             self._turns.append(inbox)
-        inbox.pieces.append(_Piece(pulled.body, pulled.next_offset, count))
+        piece = _Piece(pulled.body, pulled.offset, pulled.next_offset, count)
+        if inbox.is_isolating:
+            piece.error = examine(pulled.body, inbox.queue, pulled.next_offset - 1)
+            if piece.error is not None:
+                piece.body = b""
+                inbox.isolate(0)
+        inbox.pieces.append(piece)
         inbox.count += count
-        inbox.bytes += len(pulled.body)
+        inbox.bytes += len(piece.body)
         self._limit(inbox)
         self._arrived.set()
 
@@ -587,3 +722,8 @@ class Consumer:
         """Of the first message stored then or later."""
         await self._session.start()
         return await offset_queries.offset_at(self._session, queue, millis(moment))
+
+
+def _between(offset: int, piece: _Piece) -> int:
+    """An offset a record says, if it can be: a damaged one is not to move the group's."""
+    return min(max(offset, piece.offset), piece.next_offset)

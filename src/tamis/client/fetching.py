@@ -79,11 +79,13 @@ class Puller:
         self.has_answers = False  # of any queue: the group may read
         self._brokers: dict[MessageQueue, int] = {}  # which broker id is to be asked, if said so
 
-    async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription) -> Pulled:
-        """Raises ResponseError, Unreachable, TimeoutError."""
+    async def pull(
+        self, queue: MessageQueue, offset: int, subscription: Subscription, most: int | None = None
+    ) -> Pulled:
+        """At most `most` messages. Raises ResponseError, Unreachable, TimeoutError."""
         address = self._address(queue) or await self._session.routes.master(queue.broker_name)
         peer = self._session.known_peer(address) or await self._session.peer(address)
-        return await self._ask(peer, queue, offset, subscription)
+        return await self._ask(peer, queue, offset, subscription, most)
 
     def pull_ahead(
         self, queue: MessageQueue, offset: int, subscription: Subscription, count: int
@@ -110,7 +112,12 @@ class Puller:
         return self._session.routes.any_address(queue.broker_name, broker_id)
 
     def _ask(
-        self, peer: Peer, queue: MessageQueue, offset: int, subscription: Subscription
+        self,
+        peer: Peer,
+        queue: MessageQueue,
+        offset: int,
+        subscription: Subscription,
+        most: int | None = None,
     ) -> "asyncio.Future[Pulled]":
         """No task, and no future but the one that is waited for: it is done for every pull."""
         loop = asyncio.get_running_loop()
@@ -137,20 +144,22 @@ class Puller:
 
         timer = loop.call_later(self._config.hold + _MARGIN, expire)
         try:
-            opaque = peer.post(self._request(queue, offset, subscription), settle)
+            opaque = peer.post(self._request(queue, offset, subscription, most), settle)
         except ConnectionError as error:
             timer.cancel()
             raise Unreachable("broker", str(peer), str(error)) from error
         return waiting
 
-    def _request(self, queue: MessageQueue, offset: int, subscription: Subscription) -> Command:
+    def _request(
+        self, queue: MessageQueue, offset: int, subscription: Subscription, most: int | None
+    ) -> Command:
         config = self._config
         fields = {  # of `headers.PullMessage`; written out, since it is done for every pull
             "consumerGroup": self._group,
             "topic": queue.topic,
             "queueId": str(queue.queue_id),
             "queueOffset": str(offset),
-            "maxMsgNums": str(config.pull_size),
+            "maxMsgNums": str(config.pull_size if most is None else most),
             "sysFlag": str(self._flag),
             "commitOffset": "0",
             "suspendTimeoutMillis": str(int(config.hold * 1000)),
@@ -182,6 +191,10 @@ class Stream:
 
     Whoever has it sets `is_full`, `room` and `is_paused`, and says so by `changed`. After `drop`
     nothing of it counts any more.
+
+    Where an answer holds a damaged record, `isolate` has the messages from there on pulled one at
+    a time: the queue's index knows where the next record begins, whatever the damaged one says of
+    its own size, and the answer that holds nothing else tells the offset of the damaged one.
     """
 
     def __init__(self, queue: MessageQueue, offset: int) -> None:
@@ -194,6 +207,7 @@ class Stream:
         self.min_offset = self.max_offset = 0
         self.last_pull = time.time()
         self._last_count = 0  # messages of the last answer, if nothing is filtered
+        self._singly_before = offset  # up to there, messages are pulled one at a time
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
         self._begin: Callable[[], None] = lambda: None
@@ -221,6 +235,15 @@ class Stream:
             self._task.cancel()
             self._begin()
 
+    @property
+    def is_isolating(self) -> bool:
+        """Whether messages are pulled one at a time, and the next answer is of one alone."""
+        return self.next_offset < self._singly_before
+
+    def isolate(self, before: int) -> None:
+        """Pull singly up to that offset, before which a record is damaged; 0 ends it."""
+        self._singly_before = before
+
     def drop(self) -> None:
         self.is_dropped = True
         if self._task is not None:
@@ -241,7 +264,7 @@ class Stream:
         """Several pulls at once, where it is certain that each finds all it asks for: nothing is
         filtered, the last one was answered in full, and the queue goes on for so long."""
         size = puller.pull_size
-        if wanted.expression != ALL or self._last_count != size:
+        if wanted.expression != ALL or self._last_count != size or self.is_isolating:
             return False
         there = self.max_offset - self.next_offset
         count = min(there // size, self.room // size, _AHEAD)
@@ -280,7 +303,8 @@ class Stream:
             try:
                 if not await self._pull_ahead(puller, wanted, take):
                     began = time.monotonic()
-                    pulled = await puller.pull(self.queue, self.next_offset, wanted)
+                    most = 1 if self.is_isolating else None
+                    pulled = await puller.pull(self.queue, self.next_offset, wanted, most)
                     self._take(puller, pulled, take)
                     if not self._last_count and time.monotonic() - began < _SHORT_PAUSE:
                         await asyncio.sleep(_SHORT_PAUSE)  # a broker that does not wait for more

@@ -25,7 +25,7 @@ async def by_id(session: Session, message_id: str, topic: str | None) -> Receive
     if address in brokers:
         try:
             answer = await session.ask(address, headers.ViewMessage(offset=offset))
-            return _received(answer.body, brokers[address])[0]
+            return _received(session, answer.body, brokers[address])[0]
         except ServerFault:  # nothing lies there
             if topic is None:
                 raise NotFound(
@@ -78,7 +78,7 @@ async def _query(
             answer = await session.ask(address, header)
         except NotFound:
             return []
-        return _received(answer.body, name)
+        return _received(session, answer.body, name)
 
     found = (await cluster.each(await cluster.places(session, topic), ask)).values()
     return sorted((one for some in found for one in some), key=lambda one: one.store_timestamp)
@@ -96,12 +96,12 @@ def _place(message_id: str) -> tuple[str, int]:
     return str(host), int.from_bytes(data[-8:], signed=True)
 
 
-def _received(body: bytes, broker: str) -> list[ReceivedMessage]:
+def _received(session: Session, body: bytes, broker: str) -> list[ReceivedMessage]:
     """Of an answer with records of any queues."""
     found, at = [], 0
     while at < len(body):
         stored = record.decode(body, at)
         queue = MessageQueue(stored.topic, broker, stored.queue_id)
-        found.append(decode_one(body, queue, at))
+        found.append(decode_one(body, queue, at, session.config.max_body_size))
         at += stored.size
     return found

@@ -117,7 +117,8 @@ async def _put_aside(
     """Those that failed too often go to the dead letter topic; whether all did."""
     gone = []
     for message in messages:
-        if at_once or message.reconsume_times >= consumer.max_reconsume_times:
+        is_hopeless = at_once or not message.is_readable
+        if is_hopeless or message.reconsume_times >= consumer.max_reconsume_times:
             if await consumer.dead_letter(message):
                 gone.append(message)
         else:

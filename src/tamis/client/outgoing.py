@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from ..errors import InvalidMessage, RemoteProtocolError
-from ..message import Message, PropertyName, SysFlag
+from ..message import Message, PropertyName, SysFlag, check_tag
 from ..wire import properties, record
 from ..wire.bodies import MessageQueue
 from ..wire.codes import RequestCode, ResponseCode
@@ -130,8 +130,13 @@ def _checked(message: Message, config: ProducerConfig) -> dict[str, str]:
             f"a message to {message.topic} has {len(message.body)} bytes, at most"
             f" {config.max_message_size} are taken (max_message_size; the broker has its own limit)"
         )
-    if message.delay_level < 0:
-        raise InvalidMessage(f"delay_level = {message.delay_level}: it is 0 for none, 1 and more")
+    if not 0 <= message.delay_level <= config.max_delay_level:
+        raise InvalidMessage(
+            f"delay_level = {message.delay_level}: it is 0 for none, or 1 to"
+            f" {config.max_delay_level} (max_delay_level), as many as brokers have"
+        )
+    if message.tags and config.check_tags:
+        check_tag(message.tags)
     return message.all_properties()
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, Self
 
-from ..errors import Error, ResponseError, SendFailed
+from ..errors import Error, ResponseError, SendFailed, Unreachable
 from ..message import Message
 from ..wire.bodies import MessageQueue
-from ..wire.codes import CommandFlag
 from ..wire.command import Fields
 from .config import ProducerConfig, check_group
 from .identity import UniqueKeys
@@ -131,17 +130,16 @@ class Producer:
         selector: Selector | None = None,
     ) -> None:
         """Written to the connection, and no more is known of it. With a key it comes after what was
-        sent before, but what is sent next may overtake it."""
+        sent before to the same queue, but what is sent next may overtake it. Raises Unreachable,
+        and SendFailed if the broker does not take it within `timeout`."""
         outgoing = prepare(message, self.config, self._keys)
         place = place_of(message, queue, key, selector)
-        while place is not None and (self._sender.lines or self._sender.turns):
-            await asyncio.sleep(0.001)  # not to overtake what was sent before
-        chosen, peer = await self._sender.find(outgoing.topic, place, None)
-        request = self._sender.request(outgoing, chosen)
-        request.flag = CommandFlag.ONEWAY
-        peer.tell(request)
-        if peer.is_full:
-            await peer.drained()
+        try:
+            await self._sender.submit(outgoing, place, None, is_oneway=True)
+        except SendFailed as error:
+            if isinstance(error.cause, Unreachable):
+                raise error.cause from None
+            raise
 
     async def send_batch(
         self,

@@ -4,13 +4,18 @@ Concurrent: any of `concurrency` workers takes the next message; the group's off
 first message not done yet, so none is passed over. A failed message goes back to the broker, which
 gives it to the group's retry topic after a while, in the end to its dead letter topic. Ordered:
 see `ordered`.
+
+A message whose body can't be read (`UnreadableMessage`) fails its handler when that asks for the
+body, and goes to the dead letter topic at once: another attempt would meet the same. A damaged
+record can't be handled or sent anywhere: it is logged with its offset, `on_unreadable` is told of
+it, and the queue goes on behind it.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -19,7 +24,7 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Final, Self
 
-from ..errors import ConfigError, Error
+from ..errors import ConfigError, CorruptRecord, Error, UnreadableMessage
 from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
 from .config import ConsumerConfig, check_group
 from .fetching import Pulled, Puller, Stream
@@ -27,7 +32,7 @@ from .handling import Handler, Handlers, Verdict
 from .membership import Member
 from .offsets import BrokerOffsets, LocalOffsets, Offsets, starts
 from .ordered import Locks, consume_in_order
-from .received import ReceivedMessage, decode_all, retry_topic
+from .received import ReceivedMessage, decode_all, examine, retry_topic
 from .remote import Remote
 from .sendback import SendBack
 from .session import Session, every
@@ -97,7 +102,9 @@ class PushConsumer:
     """Gives each message of its subscriptions to a handler.
 
     `ordered`: the messages of a queue one after the other. A subscription may have a handler of its
-    own. Made and used in one event loop; `async with` starts and closes it, `run` waits.
+    own. `on_unreadable` is called in the loop with the error of each record that is damaged and
+    therefore passed over. Made and used in one event loop; `async with` starts and closes it, `run`
+    waits.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class PushConsumer:
         handler: Handler | None = None,
         *,
         ordered: bool = False,
+        on_unreadable: Callable[[UnreadableMessage], object] | None = None,
         config: ConsumerConfig = _DEFAULTS,
     ) -> None:
         self.group = check_group(group)
@@ -124,6 +132,7 @@ class PushConsumer:
             on_error=self._fail,
         )
         self._handler = handler
+        self._on_unreadable = on_unreadable
         self._handlers: dict[str, Handler] = {}
         self._calls = Handlers(config.handler_timeout)
         self._puller = Puller(self._session, group, config, posts=False)
@@ -394,7 +403,7 @@ class PushConsumer:
                 *(work.queue, pulled.offset, pulled.min_offset, pulled.max_offset),
                 pulled.next_offset,
             )
-        messages = self._wanted(work, pulled.body)
+        messages = self._wanted(work, pulled)
         work.put(messages, pulled.next_offset)
         config = self.config
         for message in messages:
@@ -412,15 +421,43 @@ class PushConsumer:
                     self._work.release()
         self._limit(work)
 
-    def _wanted(self, work: WorkQueue, body: bytes) -> list[ReceivedMessage]:
+    def _wanted(self, work: WorkQueue, pulled: Pulled) -> list[ReceivedMessage]:
         """The second, exact look at tags: the broker compares hashes, and may hold the filter of
         another member."""
         one = self._member.subscriptions.get(work.queue.topic)
-        found = list(decode_all(body, work.queue)) if body else []
+        found = self._decoded(work, pulled) if pulled.body else []
         if one is not None and one.tags:
             tags = frozenset(one.tags)
             return [message for message in found if message.tags in tags]
         return found
+
+    def _decoded(self, work: WorkQueue, pulled: Pulled) -> list[ReceivedMessage]:
+        """The messages of an answer. Those from a damaged record on are pulled again, one at a
+        time; then that one is passed over."""
+        found: list[ReceivedMessage] = []
+        try:
+            for message in decode_all(pulled.body, work.queue, self.config.max_body_size):
+                found.append(message)
+        except CorruptRecord:
+            error = None
+            if work.is_isolating and not found:
+                error = examine(pulled.body, work.queue, pulled.next_offset - 1)
+            if error is not None:
+                work.isolate(0)
+                self._tell_unreadable(error)
+            else:
+                work.isolate(pulled.next_offset)
+                after = found[-1].offset + 1 if found else pulled.offset
+                pulled.next_offset = min(max(after, pulled.offset), pulled.next_offset)
+        return found
+
+    def _tell_unreadable(self, error: UnreadableMessage) -> None:
+        log.error("group %s: passed over: %s", self.group, error)
+        if self._on_unreadable is not None:
+            try:
+                self._on_unreadable(error)
+            except Exception:  # the edge: a queue is not to be left because of it
+                log.exception("group %s: on_unreadable failed", self.group)
 
     def _limit(self, work: WorkQueue) -> None:
         config = self.config
@@ -467,7 +504,8 @@ class PushConsumer:
         if work.is_dropped:
             return  # it is another member's now, and comes again there
         for message in messages:
-            if is_consumed or await self._give_back(message, level):
+            # for what can't be read another attempt would end the same
+            if is_consumed or await self._give_back(message, level if message.is_readable else -1):
                 work.finish(message)
             else:
                 asyncio.get_running_loop().call_later(_AGAIN, self._again, work, message)

@@ -1,12 +1,11 @@
 """A message as a consumer is given it, and how an answer to a pull is taken apart into them."""
 
-import logging
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
-from ..errors import CorruptRecord
+from ..errors import CorruptRecord, UnreadableMessage
 from ..java import decode_utf8
 from ..message import Host, PropertyName, SysFlag
 from ..wire import properties, record
@@ -19,10 +18,9 @@ __all__ = [
     "dead_letter_topic",
     "decode_all",
     "decode_one",
+    "examine",
     "retry_topic",
 ]
-
-log = logging.getLogger(__name__)
 
 RETRY_PREFIX: Final = "%RETRY%"
 _DEAD_LETTER_PREFIX: Final = "%DLQ%"
@@ -40,10 +38,14 @@ def dead_letter_topic(group: str) -> str:
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReceivedMessage:
     """`topic` is the one it was sent to, also when it comes from the group's retry topic; `queue`
-    is the one it was pulled from."""
+    is the one it was pulled from.
+
+    A compressed body is decompressed when it is first asked for. `body` raises UnreadableMessage
+    if that fails, or if there would be more than `max_body_size` bytes of it.
+    """
 
     topic: str
-    body: bytes  # not compressed any more
+    body: bytes  # decompressed
     properties: dict[str, str]
     queue: MessageQueue
     offset: int  # in its queue
@@ -57,6 +59,48 @@ class ReceivedMessage:
     sys_flag: int = 0
     size: int = 0  # as stored
     body_crc: int = 0
+    stored_body: bytes = field(default=b"", repr=False)  # of a compressed one, as it was received
+    max_body_size: int = field(default=compression.MAX_BODY_SIZE, repr=False)
+
+    def mark_compressed(self, limit: int) -> None:
+        """Say that its body is compressed: decompressed when it is asked for, it may have `limit`
+        bytes."""
+        self.stored_body, self.max_body_size = self.body, limit
+        del self.body  # `__getattr__` decompresses it
+
+    def __getattr__(self, name: str) -> bytes:
+        """Only called for what is not there: a body that is not decompressed yet."""
+        if name != "body":
+            raise AttributeError(f"a message has no attribute {name!r}")
+        try:
+            body = compression.decompress(self.stored_body, self.sys_flag, self.max_body_size)
+        except CorruptRecord as error:
+            raise UnreadableMessage(
+                self.queue.topic,
+                self.queue.broker_name,
+                self.queue.queue_id,
+                self.offset,
+                error.reason,
+                self.message_id,
+            ) from None
+        self.body = body
+        return body
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{one.name}={getattr(self, one.name)!r}"
+            for one in fields(self)
+            if one.repr and (one.name != "body" or self.is_readable)
+        ]
+        return f"ReceivedMessage({', '.join(shown)})"
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its body can be decompressed, which is done for that."""
+        try:
+            return self.body is not None
+        except UnreadableMessage:
+            return False
 
     @property
     def tags(self) -> str | None:
@@ -105,23 +149,40 @@ _START: Final = struct.Struct(">II")
 _SYS_FLAG: Final = struct.Struct(">i")
 
 
-def decode_all(body: bytes, queue: MessageQueue) -> Iterator[ReceivedMessage]:
-    """Of a pull's answer. Raises CorruptRecord, after those that came before it."""
+def decode_all(
+    body: bytes, queue: MessageQueue, limit: int = compression.MAX_BODY_SIZE
+) -> Iterator[ReceivedMessage]:
+    """The messages of a pull's answer. Raises CorruptRecord, after those that came before it."""
     at, end = 0, len(body)
     while at < end:
-        message = decode_one(body, queue, at)
+        message = decode_one(body, queue, at, limit)
         yield message
         at += message.size
 
 
-def decode_one(body: bytes, queue: MessageQueue, at: int = 0) -> ReceivedMessage:
+def decode_one(
+    body: bytes, queue: MessageQueue, at: int = 0, limit: int = compression.MAX_BODY_SIZE
+) -> ReceivedMessage:
+    """The message at `at`; its body may have `limit` bytes when it is decompressed. Raises
+    CorruptRecord."""
     try:
-        return _decode(body, queue, at)
+        return _decode(body, queue, at, limit)
     except (struct.error, IndexError):
         raise CorruptRecord("", at, "the record is cut short") from None
 
 
-def _decode(data: bytes, queue: MessageQueue, at: int) -> ReceivedMessage:
+def examine(body: bytes, queue: MessageQueue, offset: int) -> UnreadableMessage | None:
+    """What is wrong with the record of the one message of an answer, which has this offset."""
+    try:
+        decode_one(body, queue)
+    except CorruptRecord as error:
+        return UnreadableMessage(
+            queue.topic, queue.broker_name, queue.queue_id, offset, f"damaged: {error.reason}"
+        )
+    return None
+
+
+def _decode(data: bytes, queue: MessageQueue, at: int, limit: int) -> ReceivedMessage:
     total, magic = _START.unpack_from(data, at)
     if magic != record.MAGIC:
         raise CorruptRecord("", at, f"magic number {magic:#010x}, not {record.MAGIC:#010x}")
@@ -147,16 +208,14 @@ def _decode(data: bytes, queue: MessageQueue, at: int) -> ReceivedMessage:
     topic_at = body_at + length + 1
     block_at = topic_at + data[topic_at - 1] + 2
     block_end = block_at + int.from_bytes(data[block_at - 2 : block_at], signed=True)
-    if block_end - at != total or length < 0 or len(data) < at + total:
+    if block_end - at != total or length < 0 or len(data) < at + total or block_end < block_at:
         raise CorruptRecord("", at, f"says {total} bytes, its parts make {block_end - at}")
     body = data[body_at : topic_at - 1]
-    if sys_flag & _COMPRESSED:
-        body = _decompressed(body, sys_flag, log_offset)
     named = properties.decode(decode_utf8(data[block_at:block_end]))
     topic = decode_utf8(data[topic_at : block_at - 2])
     if topic.startswith(RETRY_PREFIX):
         topic = named.get(PropertyName.RETRY_TOPIC, topic)
-    return ReceivedMessage(
+    message = ReceivedMessage(
         topic=topic,
         body=body,
         properties=named,
@@ -173,15 +232,9 @@ def _decode(data: bytes, queue: MessageQueue, at: int) -> ReceivedMessage:
         size=total,
         body_crc=crc,
     )
-
-
-def _decompressed(body: bytes, sys_flag: int, log_offset: int) -> bytes:
-    """One that can't be is given as it is: whoever handles it will fail, and that is seen."""
-    try:
-        return compression.decompress(body, sys_flag)
-    except CorruptRecord as error:
-        log.warning("the body of the message at %d can't be decompressed: %s", log_offset, error)
-        return body
+    if sys_flag & _COMPRESSED:
+        message.mark_compressed(limit)
+    return message
 
 
 def _host(data: bytes) -> Host:

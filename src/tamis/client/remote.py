@@ -121,7 +121,8 @@ class Remote:
         """Offsets are not touched by it."""
         assert self._handle is not None
         header = headers.ConsumeDirectly.from_fields(request.fields)
-        message = decode_one(request.body, MessageQueue("", header.broker_name or "", 0))
+        limit = self._consumer.config.max_body_size
+        message = decode_one(request.body, MessageQueue("", header.broker_name or "", 0), 0, limit)
         message.queue = MessageQueue(message.topic, header.broker_name or "", 0)
         began = time.monotonic()
         is_consumed, _ = await self._handle([message])

@@ -13,7 +13,6 @@ from ..wire import headers, properties
 from ..wire.bodies import MessageQueue
 from ..wire.codes import RequestCode, ResponseCode
 from ..wire.command import Command, Fields
-from . import compression
 from .received import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -76,25 +75,23 @@ class Replies:
     async def _came(self, peer: Peer, request: Command) -> Command:
         header = headers.PushReply.from_fields(request.fields)
         named = properties.decode(header.properties or "")
-        body = request.body
-        if header.sys_flag & SysFlag.COMPRESSED:
-            body = compression.decompress(body, header.sys_flag)
         waiting = self._waiting.get(named.get(PropertyName.CORRELATION_ID, ""))
         if waiting is None or waiting.done():
             log.warning("a reply of %s that nobody waits for (any more)", header.born_host)
         else:
-            waiting.set_result(
-                ReceivedMessage(
-                    topic=header.topic,
-                    body=body,
-                    properties=named,
-                    queue=MessageQueue(header.topic, "", header.queue_id),
-                    offset=0,
-                    reconsume_times=header.reconsume_times or 0,
-                    born_timestamp=header.born_timestamp,
-                    store_timestamp=header.store_timestamp,
-                    flag=header.flag,
-                    sys_flag=header.sys_flag,
-                )
+            reply = ReceivedMessage(
+                topic=header.topic,
+                body=request.body,
+                properties=named,
+                queue=MessageQueue(header.topic, "", header.queue_id),
+                offset=0,
+                reconsume_times=header.reconsume_times or 0,
+                born_timestamp=header.born_timestamp,
+                store_timestamp=header.store_timestamp,
+                flag=header.flag,
+                sys_flag=header.sys_flag,
             )
+            if header.sys_flag & SysFlag.COMPRESSED:
+                reply.mark_compressed(self._session.config.max_body_size)
+            waiting.set_result(reply)
         return Command(code=ResponseCode.SUCCESS)

@@ -60,13 +60,28 @@ class Routes:
         try:
             answer = await self._session.ask_nameserver(headers.GetRoute(topic=topic))
         except TopicNotFound as error:
-            raise TopicNotFound(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic {topic} is not known to the name server {self._session.nameserver}:"
-                f" create it (tamis topics create {topic}), or look for a typing mistake",
-            ) from error
+            why = await self._why_unknown(topic)
+            raise TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, why) from error
         self._take(topic, beans.decode(TopicRoute, answer.body))
         return self._routes[topic]
+
+    async def _why_unknown(self, topic: str) -> str:
+        """A broker that stops takes its topics with it: they are spelled well all the same."""
+        nameserver = self._session.nameserver
+        try:
+            is_alone = not (await self.cluster()).brokers
+        except (Error, TimeoutError, ValueError):
+            is_alone = False
+        if is_alone:
+            return (
+                f"no broker is registered with the name server {nameserver}, so it knows no topics,"
+                f" nor {topic}: start a broker (tamis broker --nameserver {nameserver}), or wait"
+                " for it to come back"
+            )
+        return (
+            f"topic {topic} is not known to the name server {nameserver}: create it (tamis topics"
+            f" create {topic}), check the spelling, or start the broker that has it"
+        )
 
     def _take(self, topic: str, route: TopicRoute) -> None:
         for broker in route.brokers:

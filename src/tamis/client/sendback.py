@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT: Final = 5.0
 _FIRST_LEVEL: Final = 3  # the delay of a first retry: 10 s
 _GROUP: Final = "CLIENT_INNER_PRODUCER"
+_COMPRESSION: Final = 0x701  # bits of the system flag: whether a body is compressed, and how
 
 
 class SendBack:
@@ -63,6 +64,7 @@ class SendBack:
         if not queues:
             raise Error(f"topic {topic} has no queue that can be written to")
         queue = random.choice(queues)
+        is_readable = message.is_readable
         named = dict(message.properties)
         for name in ("MIN_OFFSET", "MAX_OFFSET", PropertyName.TRANSACTION_PREPARED):
             named.pop(name, None)
@@ -76,7 +78,7 @@ class SendBack:
             default_topic="TBW102",
             default_topic_queue_nums=4,
             queue_id=queue.queue_id,
-            sys_flag=0,
+            sys_flag=0 if is_readable else message.sys_flag & _COMPRESSION,
             born_timestamp=message.born_timestamp or int(time.time() * 1000),
             flag=message.flag,
             properties=properties.encode(named),
@@ -87,7 +89,7 @@ class SendBack:
         command = Command(
             code=RequestCode.SEND_MESSAGE_V2,
             fields=header.to_fields(letters=True),
-            body=message.body,
+            body=message.body if is_readable else message.stored_body,
             language=Language.PYTHON,
         )
         await self._session.ask_command(address, command, timeout=_TIMEOUT)

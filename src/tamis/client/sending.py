@@ -28,6 +28,7 @@ from ..net.aio import Peer
 from ..wire.bodies import MessageQueue
 from ..wire.codes import Language, ResponseCode
 from ..wire.command import Command
+from .backoff import pause_before
 from .config import ProducerConfig
 from .faults import Faults
 from .outgoing import STATUSES, Outgoing, SendStatus, results_of
@@ -38,7 +39,8 @@ __all__ = ["Place", "Selector", "Sender", "hash_of", "place_of"]
 log = logging.getLogger(__name__)
 
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
-_PAUSE: Final = 0.1  # seconds before the same broker is tried again; doubled each time
+_PAUSE: Final = 0.1  # seconds before the same broker is tried again; doubled each time, up to
+_LONGEST_PAUSE: Final = 5.0
 
 
 Place = Callable[[Sequence[MessageQueue]], MessageQueue]
@@ -108,10 +110,16 @@ class Sender:
             await self._idle.wait()
 
     def submit(
-        self, outgoing: Outgoing, place: Place | None, timeout: float | None
+        self,
+        outgoing: Outgoing,
+        place: Place | None,
+        timeout: float | None,
+        *,
+        is_oneway: bool = False,
     ) -> "asyncio.Future[Any]":
+        """The result; of a one-way request None, once it is written to the connection."""
         self.check()
-        sending = _Sending(self, outgoing, place, timeout or self.config.timeout)
+        sending = _Sending(self, outgoing, place, timeout or self.config.timeout, is_oneway)
         if self._in_flight >= self.config.max_in_flight:
             self._backlog.append(sending)
         else:
@@ -183,15 +191,6 @@ class Sender:
             return self.faults.choose(queues, self._turn, last)
         return queues[self._turn % len(queues)]
 
-    async def find(
-        self, topic: str, place: Place | None, last: str | None
-    ) -> tuple[MessageQueue, Peer]:
-        self.check()
-        queues = await self.queues_to_send(topic)
-        queue = self.choose(queues, last) if place is None else place(queues)
-        address = await self.session.routes.master(queue.broker_name)
-        return queue, await self.session.peer(address)
-
     async def refresh(self, topic: str) -> None:
         await self.session.routes.refresh([topic])
 
@@ -209,6 +208,7 @@ class _Sending:
         "_began",
         "_broker",
         "_deadline",
+        "_is_oneway",
         "_last",
         "_loop",
         "_opaque",
@@ -226,8 +226,14 @@ class _Sending:
     )
 
     def __init__(
-        self, sender: Sender, outgoing: Outgoing, place: Place | None, timeout: float
+        self,
+        sender: Sender,
+        outgoing: Outgoing,
+        place: Place | None,
+        timeout: float,
+        is_oneway: bool,
     ) -> None:
+        self._is_oneway = is_oneway
         self._sender = sender
         self._outgoing = outgoing
         self._place = place
@@ -360,6 +366,10 @@ class _Sending:
             return
         try:
             request = self._sender.request(self._outgoing, queue)
+            if self._is_oneway:
+                peer.tell(request)
+                self._settle(None)
+                return
             self._opaque = peer.post(request, self._answered)
         except LocalProtocolError as error:  # it would be so anywhere
             self._settle(InvalidMessage(f"a message to {self._outgoing.topic}: {error}"))
@@ -419,7 +429,7 @@ class _Sending:
         now = self._loop.time()
         pause = 0.0
         if self._last == broker or not broker or not self._has_others_than(broker):
-            pause = _PAUSE * 2 ** (len(self._tried) - 1)
+            pause = pause_before(len(self._tried) - 1, _PAUSE, _LONGEST_PAUSE)
         self._last = broker or None
         if len(self._tried) >= self._attempts or now + pause >= self._deadline:
             cause = error if isinstance(error, Exception) else Error(str(error))

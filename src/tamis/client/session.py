@@ -216,7 +216,14 @@ class Session:
         except ConnectionError as error:
             raise Unreachable(what, address, str(error)) from error
         if answer.code not in accept:
-            raise ResponseError.of(answer.code, answer.remark)
+            remark = answer.remark
+            if what == "name server" and answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                remark = (
+                    f"{address} is not a name server, it does not answer request {request.code}: is"
+                    " it the address of a broker? Give the name server's, whose port is 9876 unless"
+                    " another was chosen"
+                )
+            raise ResponseError.of(answer.code, remark)
         return answer
 
     async def peer(self, address: str, what: str = "broker") -> Peer:

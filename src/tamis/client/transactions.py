@@ -152,7 +152,8 @@ class Transactions:
 
     async def _checked(self, peer: Peer, request: Command) -> None:
         header = headers.CheckTransactionState.from_fields(request.fields)
-        message = decode_one(request.body, MessageQueue("", "", 0))
+        limit = self._session.config.max_body_size
+        message = decode_one(request.body, MessageQueue("", "", 0), 0, limit)
         message.queue = MessageQueue(message.topic, "", 0)
         if (
             message.properties.get(PropertyName.PRODUCER_GROUP) != self._group

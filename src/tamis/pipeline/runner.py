@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import IO, Any, Final, Self
 
+from ..spark import _needed  # noqa: F401  # isort: skip
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession

@@ -22,6 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..spark import _needed  # noqa: F401  # isort: skip
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession

@@ -2,7 +2,8 @@
 
 Over the wire several pulls are on their way at once (`_Window`); from a store directory records are
 read where they lie. Both give the same rows for the same messages, ordered by offset, each once,
-and hold a few batches in memory, however long the range.
+and hold a few batches in memory, however long the range. Messages that were planned and are not
+there yet are waited for, `data_timeout` seconds, before they count as lost.
 """
 
 import logging
@@ -16,7 +17,8 @@ from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from ..client.columns import Chunk, Placed, decode, schema_of
+from ..client.backoff import pause_before
+from ..client.columns import Chunk, Placed, decode_parts, schema_of
 from ..errors import (
     DataLoss,
     GroupNotFound,
@@ -25,6 +27,7 @@ from ..errors import (
     SystemBusy,
     TopicNotFound,
     Unreachable,
+    UnreadableMessage,
 )
 from ..filter import parse
 from ..filter.engines.columnar import BatchFilter
@@ -57,7 +60,7 @@ def arrow_schema(fetch: Fetch) -> pa.Schema:
 
 
 def fetch_wire(part: WireRange, fetch: Fetch) -> Iterator[pa.RecordBatch]:
-    """Raises DataLoss, ResponseError, Unreachable, TimeoutError."""
+    """Raises DataLoss, UnreadableMessage, ResponseError, Unreachable, TimeoutError."""
     chunks, rows, size = list[Chunk](), 0, 0
     with _Window(part, fetch) as window:
         for chunk, count in window:
@@ -75,16 +78,26 @@ def _batch(chunks: list[Chunk] | Placed, fetch: Fetch) -> Iterator[pa.RecordBatc
     tags, sql = _filters(fetch)
     if isinstance(chunks, Placed):
         sql = None  # that was asked already
-    batch = decode(
+    parts = decode_parts(
         chunks,
         columns=fetch.columns,
         properties=fetch.properties,
         tags=tags.tags if tags is not None else frozenset(),
         sql=sql,
         time_unit="us",
+        max_body_size=fetch.max_body_size,
+        null_unreadable=not fetch.fail_on_unreadable,
     )
-    if batch.num_rows:
-        yield batch
+    try:
+        for batch, _ in parts:
+            if batch.num_rows:
+                yield batch
+    except UnreadableMessage as error:
+        reason = error.reason.replace("max_body_size", "option maxBodySize")
+        reason += "; set failOnUnreadable to false to have null for its body"
+        raise UnreadableMessage(
+            error.topic, error.broker, error.queue_id, error.offset, reason, error.message_id
+        ) from None
 
 
 @lru_cache(64)
@@ -127,6 +140,10 @@ class _Segment:
     answers: deque[tuple[Chunk, int] | DataLoss] = field(default_factory=deque)
 
 
+class _NotYet(ConnectionError):
+    """The broker ends before what was planned, and there is time left for it to get further."""
+
+
 class _Window:
     """The segments that are being read, in order, and the connection they are read by.
 
@@ -150,6 +167,8 @@ class _Window:
         self._peer: BlockingPeer | None = None
         self._address = ""
         self._failures = 0
+        self._behind_since: float | None = None  # the broker ends before what was planned
+        self._looks = 0  # at a broker that does
 
     def __enter__(self) -> "_Window":
         return self
@@ -193,7 +212,8 @@ class _Window:
                 if segment is not None:
                     segment.is_asked = False
                     self._take(segment, answer)
-            self._failures = 0
+            self._failures = self._looks = 0
+            self._behind_since = None
             self._ask(self._peer)  # it has the next to do while these are looked at
             self._peer.send(self._fetch.timeout)
         except (ConnectionError, TimeoutError, ResponseError) as error:
@@ -259,6 +279,10 @@ class _Window:
     def _recover(self, error: Exception) -> None:
         """What was not answered is asked for again, over another connection, or this is raised."""
         self._disconnect()
+        if isinstance(error, _NotYet):
+            self._looks += 1
+            time.sleep(pause_before(self._looks, _PAUSE, _LONGEST_PAUSE))
+            return
         if isinstance(error, ResponseError):
             is_refused = self._at_broker and self._fetch.sql and _refuses_sql(error)
             if is_refused and self._fetch.or_reader:
@@ -273,7 +297,7 @@ class _Window:
                 raise self._explained(error) from None
             raise Unreachable("broker", ", ".join(self._part.addresses), str(error)) from error
         log.info("%s: tried again: %s", self._part.queue, error)
-        time.sleep(min(_PAUSE * 2**self._failures, _LONGEST_PAUSE))
+        time.sleep(pause_before(self._failures, _PAUSE, _LONGEST_PAUSE))
 
     def _explained(self, error: ResponseError) -> ResponseError:
         reason = error.remark.split("\n")[0]
@@ -302,8 +326,10 @@ class _Window:
         if first > at:
             self._note_loss(segment, first)
             reached = max(reached, first)
-        elif self._is_behind(at, int(fields["maxOffset"])):
-            raise ConnectionError(f"{self._address} is behind: it has not got offset {at} yet")
+        elif int(fields["maxOffset"]) <= at < self._part.end:
+            self._check_overdue(at)
+            self._note_loss(segment, None, self._fetch.data_timeout)
+            reached = segment.stop
         elif answer.code in (_NOTHING, _MOVED) or reached <= at:
             is_further = at < reached < self._part.end
             self._note_loss(segment, reached if is_further else None)
@@ -319,14 +345,22 @@ class _Window:
         segment.at = min(reached, segment.stop)
         self._learn(segment, reached - at, count)
 
-    def _is_behind(self, at: int, end: int) -> bool:
-        """A slave, of messages that were at the master when this was planned."""
-        return end <= at < self._part.end and self._address != self._part.addresses[0]
+    def _check_overdue(self, at: int) -> None:
+        """Raises if messages that were at the master when this was planned may still come: to a
+        slave, which is behind, or to the master, while it recovers its queues after a start."""
+        if self._address != self._part.addresses[0]:
+            raise ConnectionError(f"{self._address} is behind: it has not got offset {at} yet")
+        now = time.monotonic()
+        if self._behind_since is None:
+            self._behind_since = now
+        if now - self._behind_since < self._fetch.data_timeout:
+            raise _NotYet(f"{self._address} has not got offset {at} yet")
 
-    def _note_loss(self, segment: _Segment, first: int | None) -> None:
+    def _note_loss(self, segment: _Segment, first: int | None, waited: float | None = None) -> None:
         end = self._part.end
         stop = end if first is None else min(first, end)
-        segment.answers.append(DataLoss(_shown(self._part.queue), segment.at, stop, first))
+        queue = _shown(self._part.queue)
+        segment.answers.append(DataLoss(queue, segment.at, stop, first, "broker", waited))
 
     def _lose(self, loss: DataLoss) -> None:
         """Once for all segments it is about."""
@@ -415,14 +449,14 @@ def _is_passing(error: ResponseError) -> bool:
 
 
 def fetch_log(part: LogRange, fetch: Fetch) -> Iterator[pa.RecordBatch]:
-    """Raises DataLoss, StoreError."""
-    scan = Scan(part.root, part.topic, part.queue_id)
+    """Raises DataLoss, UnreadableMessage, StoreError."""
+    scan = _grown_scan(part, fetch)
     try:
         start, end = max(part.start, scan.first), min(part.end, scan.end)
         if start > part.start:
             _lose(part, fetch, part.start, min(start, part.end), start)
-        if scan.units_end < part.end:
-            _lose(part, fetch, max(start, scan.units_end), part.end, None)
+        if end < part.end:
+            _lose(part, fetch, max(start, end), part.end, None, fetch.data_timeout)
         tags, sql = _filters(fetch)
         wanted = SqlFilter(sql) if sql is not None else tags
         for found in scan.read(start, end, wanted, fetch.batch_rows, _BATCH_BYTES):
@@ -433,9 +467,40 @@ def fetch_log(part: LogRange, fetch: Fetch) -> Iterator[pa.RecordBatch]:
         scan.close()
 
 
-def _lose(part: LogRange, fetch: Fetch, at: int, stop: int, first: int | None) -> None:
+def _grown_scan(part: LogRange, fetch: Fetch) -> Scan:
+    """Of a queue that is as long as it was to the driver, or does not get so long in time: through
+    a network's file system an executor may see it later, its log too."""
+    deadline = time.monotonic() + fetch.data_timeout
+    pause = _PAUSE
+    while True:
+        scan = Scan(part.root, part.topic, part.queue_id)
+        left = deadline - time.monotonic()
+        if left <= 0 or _has_end(scan, part.end):
+            return scan
+        scan.close()
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _has_end(scan: Scan, end: int) -> bool:
+    """Whether the last message before it is there, whole; one that is gone will not come."""
+    if scan.end < end:
+        return False
+    if end <= scan.first:
+        return True
+    return not any(found.missing for found in scan.read(end - 1, end, None, 1, _BATCH_BYTES))
+
+
+def _lose(
+    part: LogRange,
+    fetch: Fetch,
+    at: int,
+    stop: int,
+    first: int | None,
+    waited: float | None = None,
+) -> None:
     queue = f"{part.topic}/{part.broker or part.root}/{part.queue_id}"
-    loss = DataLoss(queue, at, stop, first, "store")
+    loss = DataLoss(queue, at, stop, first, "store", waited)
     if fetch.fail_on_data_loss:
         raise loss
     log.warning("%s", loss)

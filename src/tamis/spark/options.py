@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from ..client.compression import MAX_BODY_SIZE
 from ..client.config import check_group, check_topic
 from ..errors import ConfigError
 from ..filter import Dialect, parse
@@ -60,6 +61,11 @@ class Options:
     min_partitions: int | None = None
     max_per_partition: int | None = None
     fail_on_data_loss: bool = True
+    fail_on_unreadable: bool = True  # or give null for a body that can't be decompressed
+    max_body_size: int = MAX_BODY_SIZE  # bytes of a compressed body when it is decompressed
+    # Seconds that a task waits for messages that are planned to be read and not there yet: a log
+    # seen through a network's file system, a broker that has just started again.
+    data_timeout: float = 30.0
     group: str = ""  # progress is committed for it, if it is given
 
     columns: tuple[str, ...] = DEFAULT
@@ -312,6 +318,9 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "minPartitions": ("min_partitions", values.number(1)),
     "maxRecordsPerPartition": ("max_per_partition", values.number(1)),
     "failOnDataLoss": ("fail_on_data_loss", values.flag),
+    "failOnUnreadable": ("fail_on_unreadable", values.flag),
+    "maxBodySize": ("max_body_size", values.number(1)),
+    "dataTimeout": ("data_timeout", values.seconds),
     "groupId": ("group", _group),
     "columns": ("columns", _columns),
     "properties": ("properties", _properties),

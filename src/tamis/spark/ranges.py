@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
+from ..client.compression import MAX_BODY_SIZE
 from ..wire.bodies import MessageQueue
 
 __all__ = ["Fetch", "LogRange", "WireRange"]
@@ -24,6 +25,9 @@ class Fetch:
     at_broker: bool = True  # it is asked to filter; over the wire only
     or_reader: bool = True  # where it can't
     fail_on_data_loss: bool = True
+    fail_on_unreadable: bool = True  # else such a body is null
+    max_body_size: int = MAX_BODY_SIZE
+    data_timeout: float = 30.0  # seconds for planned messages to be there
     batch_rows: int = 10_000
     pull_size: int = 32
     timeout: float = 10.0

@@ -45,6 +45,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ..client import Admin, Message, MessageQueue, Producer
+from ..client.backoff import pause_before
 from ..client.sending import hash_of
 from ..client.session import Session
 from ..errors import (
@@ -71,7 +72,8 @@ T = TypeVar("T")
 
 _QUERY_ID: Final = "sql.streaming.queryId"  # local properties of a stream's tasks
 _BATCH_ID: Final = "streaming.sql.batchId"
-_PAUSE: Final = 0.1  # seconds before a batch is sent again; doubled each time
+_PAUSE: Final = 0.1  # seconds before a batch is sent again; doubled each time, up to
+_LONGEST_PAUSE: Final = 10.0
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
@@ -196,7 +198,7 @@ async def _ensure_again(options: WriteOptions) -> None:
         except (Unreachable, TimeoutError, TopicNotFound):
             if attempt >= options.retries:
                 raise
-        await asyncio.sleep(_PAUSE * 2**attempt)
+        await asyncio.sleep(pause_before(attempt, _PAUSE, _LONGEST_PAUSE))
 
 
 def _forbidden(topic: str) -> NoPermission:
@@ -330,7 +332,7 @@ class _Outbox:
                     if isinstance(error, SendFailed):
                         raise
                     raise SendFailed(messages[0].topic, (), 0.0, error) from None
-            await asyncio.sleep(_PAUSE * 2**attempt)
+            await asyncio.sleep(pause_before(attempt, _PAUSE, _LONGEST_PAUSE))
 
     async def _send_once(self, messages: Sequence[Message], queue: MessageQueue | None) -> None:
         producer = self._producer

@@ -1,0 +1,15 @@
+"""What all tests of commands need."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Are not ignored by commands started here: children inherit it from a test run that was itself
+    started in the background, or by `nohup`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
