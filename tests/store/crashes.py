@@ -116,7 +116,9 @@ def _work(
             for path in sorted(store.paths.commit_log.glob("*"))[:1]:
                 os.utime(path, (0, 0))
             start = store.log.start
-            if store.clean():
+            try:
+                store.clean()
+            finally:  # also when the process dies after a file was removed
                 for offset in [o for o in acknowledged if start <= o < store.log.start]:
                     del acknowledged[offset]
 
