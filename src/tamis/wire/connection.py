@@ -51,5 +51,10 @@ class Connection:
         return was
 
     @property
+    def pending(self) -> int:
+        """Bytes kept of a frame that is not whole yet."""
+        return self._frames.pending
+
+    @property
     def outstanding(self) -> int:
         return len(self._outstanding)
