@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError
+from ..net.buffers import LEAST_MEMORY
 from ..store.config import StoreConfig
 from ..store.dispatch import DELAY_LEVELS
 from ..wire.bodies import Perm
@@ -28,7 +29,9 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")  # both are names of topics too
 _HOST = re.compile(r"[^\s:/]*|[0-9a-fA-F:.]+(%\w+)?")  # a name or v4; v6
 _FROM_1 = (
     *("default_queues", "pull_messages", "pull_bytes", "max_message_size", "send_backlog"),
-    *("pull_backlog", "most_connections", "bloom_groups"),
+    *("pull_backlog", "most_connections", "bloom_groups", "most_topics", "most_groups"),
+    *("most_auto_topics", "most_auto_groups", "auto_create_per_minute", "most_offsets"),
+    *("heartbeat_groups", "heartbeat_subscriptions", "most_members"),
 )
 
 
@@ -104,7 +107,17 @@ class BrokerConfig:
     send_backlog: Annotated[int, Switch("sendThreadPoolQueueCapacity", live=True)] = 10_000
     pull_backlog: Annotated[int, Switch("pullThreadPoolQueueCapacity", live=True)] = 100_000
     most_connections: Annotated[int, Switch("serverChannelMaxConnections")] = 20_000
+    connection_memory: Annotated[int, Switch("connectionMemory")] = 256 * 2**20  # of all of them
     idle_seconds: Annotated[float, Switch("serverChannelMaxIdleTimeSeconds")] = 120.0
+    most_topics: Annotated[int, Switch("mostTopics", live=True)] = 100_000
+    most_groups: Annotated[int, Switch("mostGroups", live=True)] = 100_000
+    most_auto_topics: Annotated[int, Switch("mostAutoTopics", live=True)] = 10_000
+    most_auto_groups: Annotated[int, Switch("mostAutoGroups", live=True)] = 10_000
+    auto_create_per_minute: Annotated[int, Switch("autoCreatePerMinute", live=True)] = 1_000
+    most_offsets: Annotated[int, Switch("mostOffsets", live=True)] = 500_000
+    heartbeat_groups: Annotated[int, Switch("heartbeatGroups", live=True)] = 1_000
+    heartbeat_subscriptions: Annotated[int, Switch("heartbeatSubscriptions", live=True)] = 10_000
+    most_members: Annotated[int, Switch("mostMembers", live=True)] = 100_000
 
     def __post_init__(self) -> None:
         for name, kind, _ in _settings():
@@ -125,6 +138,10 @@ class BrokerConfig:
         for name in _FROM_1:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it takes 1 or more")
+        if self.connection_memory < LEAST_MEMORY:
+            raise ConfigError(
+                f"connection_memory = {self.connection_memory}: it takes {LEAST_MEMORY} or more"
+            )
         for name, kind, _ in _settings():
             value = getattr(self, name)
             if kind is float and not 0 < value < math.inf:

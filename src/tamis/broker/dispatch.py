@@ -48,7 +48,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             h.QueryConsumerOffset, partial(clients.query_offset, b.offsets, b.store)
         ),
         code.UPDATE_CONSUMER_OFFSET: Route(
-            h.UpdateConsumerOffset, partial(clients.update_offset, b.offsets)
+            h.UpdateConsumerOffset, partial(clients.update_offset, b.settings, b.offsets)
         ),
         code.GET_CONSUMER_LIST_BY_GROUP: Route(
             h.OfConsumerGroup, partial(clients.consumer_list, b.consumers)

@@ -11,6 +11,8 @@ __all__ = ["Offsets"]
 
 log = logging.getLogger(__name__)
 
+_LOGGED = 16  # lines for one change
+
 
 class Offsets:
     """Offsets are what the groups say they are, back or forth."""
@@ -19,6 +21,11 @@ class Offsets:
         self._folder = folder
         self._offsets = tables.load_consumer_offsets(folder)
         self.is_changed = False
+        self.count = sum(map(len, self._offsets.values()))  # of queues, for all groups
+
+    def has_room(self, group: str, topic: str, queue_id: int, most: int) -> bool:
+        """Whether an offset can be committed without having more than `most` of them."""
+        return self.count < most or queue_id in self._offsets.get((topic, group), ())
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         return self._offsets.get((topic, group), {}).get(queue_id)
@@ -28,8 +35,13 @@ class Offsets:
         if queues is None:
             queues = self._offsets[topic, group] = {}
         if queues.get(queue_id) != offset:
+            self.count += queue_id not in queues
             queues[queue_id] = QueueOffset(offset)
             self.is_changed = True
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Topics and groups there are offsets of."""
+        return list(self._offsets)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """Queue to offset."""
@@ -48,7 +60,9 @@ class Offsets:
         return {key: dict(queues) for key, queues in self._offsets.items()}
 
     def clone(self, source: str, target: str, topic: str) -> None:
+        self.count -= len(self._offsets.get((topic, target), ()))
         self._offsets[topic, target] = dict(self._offsets.get((topic, source), {}))
+        self.count += len(self._offsets[topic, target])
         self.is_changed = True
 
     def forget_group(self, group: str) -> None:
@@ -58,10 +72,14 @@ class Offsets:
         self._forget(lambda key: key[0] == topic)
 
     def _forget(self, gone: Callable[[tuple[str, str]], bool]) -> None:
-        for key in [key for key in self._offsets if gone(key)]:
-            del self._offsets[key]
+        found = [key for key in self._offsets if gone(key)]
+        for key in found:
+            self.count -= len(self._offsets.pop(key))
             self.is_changed = True
+        for key in found[:_LOGGED]:
             log.info("offsets of %s by %s: forgotten", *key)
+        if len(found) > _LOGGED:
+            log.info("and %d others", len(found) - _LOGGED)
 
     def snapshot(self) -> Callable[[], None]:
         """What saves the table as it is now; may be called in another thread."""

@@ -13,6 +13,7 @@ from ..store import tables
 from ..wire import beans, fastjson
 from ..wire.bodies import Perm, TopicConfig
 from .config import BrokerConfig
+from .quotas import Quotas
 
 __all__ = [
     "AUTO_CREATE_TOPIC",
@@ -90,6 +91,7 @@ class Topics(Mapping[str, TopicConfig]):
         self._config = config
         self._now = now
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
+        self.quotas: Quotas | None = None
         self._topics, self.version = tables.load_topics(folder)
         self._journal = _Journal(folder / _JOURNAL)
         deleted = (tables.read_table(folder / _DELETED) or {}).get("topics", [])
@@ -122,6 +124,10 @@ class Topics(Mapping[str, TopicConfig]):
     def __len__(self) -> int:
         return len(self._topics)
 
+    def copy(self) -> dict[str, TopicConfig]:
+        """As they are now."""
+        return self._topics.copy()
+
     def is_system(self, topic: str) -> bool:
         config = self._config
         own = (config.cluster, config.name, f"{config.cluster}_REPLY_TOPIC")
@@ -149,14 +155,23 @@ class Topics(Mapping[str, TopicConfig]):
         return True
 
     def inherit(
-        self, topic: str, template: str, queues: int, *, allowed: bool, sys_flag: int = 0
+        self,
+        topic: str,
+        template: str,
+        queues: int,
+        *,
+        allowed: bool,
+        sys_flag: int = 0,
+        client: str | None = None,
     ) -> TopicConfig | None:
-        """A topic a producer sends to and that is not there, made after the template it names."""
+        """A topic a producer sends to and that is not there, made after the template it names.
+        Raises ResponseError if the client may not create it."""
         model = self._topics.get(template)
         if model is None or not model.perm & Perm.INHERIT:
             return None
         if template == AUTO_CREATE_TOPIC and not allowed:
             return None
+        self.check_quota(topic, client)
         count = max(min(queues, model.write_queues), 0)
         made = replace(
             model,
@@ -170,10 +185,20 @@ class Topics(Mapping[str, TopicConfig]):
         self.put(made)
         return made
 
-    def ensure(self, topic: str, queues: int, sys_flag: int = 0) -> TopicConfig:
-        """For the broker's own needs: retries, dead letters, transactions."""
+    def check_quota(self, topic: str, client: str | None) -> None:
+        """Raises ResponseError if the client, or a tool if there is none, may not create it."""
+        if self.quotas is not None and topic not in self._topics:
+            self.quotas.check_topic(topic, len(self._topics), client)
+
+    def ensure(
+        self, topic: str, queues: int, sys_flag: int = 0, client: str | None = None
+    ) -> TopicConfig:
+        """For the broker's own needs: retries, dead letters, transactions. Raises ResponseError if
+        a client is named that may not create it."""
         found = self._topics.get(topic)
         if found is None:
+            if client is not None:
+                self.check_quota(topic, client)
             found = TopicConfig(
                 name=topic, read_queues=queues, write_queues=queues, sys_flag=sys_flag
             )

@@ -69,6 +69,7 @@ class Peer(asyncio.Protocol):
         self.last_active = self.last_received = time.monotonic()
         self.is_closed = False
         self.memo: object = None  # what whoever serves it keeps with it
+        self.kept = 0  # bytes that whoever serves it keeps for it
 
     def __str__(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from .aio import GREEDY
 
-__all__ = ["MEMORY", "Buffers"]
+__all__ = ["LEAST_MEMORY", "MEMORY", "Buffers"]
 
 log = logging.getLogger(__name__)
 

@@ -9,25 +9,77 @@ the same order: Python code in several threads would take the interpreter away f
 """
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from .aio import Peer
 
-__all__ = ["Abandoned", "LongWork", "Steps"]
+__all__ = ["Abandoned", "Long", "LongWork", "Steps", "in_order", "stepwise"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Function = Callable[[], Any]
 Steps = Generator[Function | None, Any, T]
 
-_SLICE: Final = 0.003  # seconds
+_SLICE: Final = 0.003  # seconds of processor time
+_FEW: Final = 16  # steps that are taken in any case
 
 
 class Abandoned(Exception):
     """Raised in place of a result when whoever asked for it is gone."""
+
+
+@dataclass(slots=True)
+class Long(Generic[T]):
+    """A request whose steps are not over yet."""
+
+    steps: Steps[T]
+    wanted: Function | None = None  # the function that the steps wait for
+    in_order: bool = False
+
+
+def stepwise(handle: Callable[P, Steps[T]]) -> Callable[P, T | Long[T]]:
+    """For a handler that is a generator: its result if that is there in a moment, or a `Long`."""
+
+    @functools.wraps(handle)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> T | Long[T]:
+        steps = handle(*args, **kwargs)
+        try:
+            return Long(steps, _advance(steps))
+        except StopIteration as over:
+            result: T = over.value
+            return result
+
+    return begin
+
+
+def in_order(handle: Callable[P, Steps[T]]) -> Callable[P, Long[T]]:
+    """As `stepwise`, for requests of a connection that change something: none of them begins
+    before those that came earlier are over."""
+
+    @functools.wraps(handle)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> Long[T]:
+        return Long(handle(*args, **kwargs), in_order=True)
+
+    return begin
+
+
+def _advance(
+    steps: Steps[Any], value: object = None, error: Exception | None = None
+) -> Function | None:
+    """Runs the steps for a slice of time, or until they want a function called. StopIteration
+    has their result."""
+    wanted = steps.send(value) if error is None else steps.throw(error)
+    until, count = time.thread_time() + _SLICE, 0
+    while wanted is None and (count < _FEW or time.thread_time() < until):
+        wanted = next(steps)
+        count += 1
+    return wanted
 
 
 class _InTurn:
@@ -35,9 +87,6 @@ class _InTurn:
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
 
     def join(self, owner: Hashable) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -73,30 +122,20 @@ class LongWork:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def run(
-        self, peer: Peer, steps: Steps[T], *, to_the_end: bool = False
-    ) -> T | Coroutine[Any, Any, T]:
-        """The result of the steps if they are over in a moment, else a coroutine that gets it.
-        They are given up when the connection is closed, unless they go on `to_the_end`."""
-        try:
-            wanted = _advance(steps)
-        except StopIteration as over:
-            result: T = over.value
-            return result
-        return self._go_on(peer, steps, wanted, to_the_end)
-
-    def run_in_order(self, peer: Peer, steps: Steps[T]) -> T | Coroutine[Any, Any, T]:
-        """As `run`, for requests of a connection that change something: none of them begins before
-        those that came earlier are over."""
+    def finish(self, peer: Peer, long: Long[T]) -> T | Coroutine[Any, Any, T]:
+        """What the steps come to, or a coroutine that gets it. They are given up when the
+        connection is closed."""
+        if not long.in_order:
+            return self._go_on(peer, long.steps, long.wanted)
         before, wanted = self._last.get(peer), None
         if before is None:
             try:
-                wanted = _advance(steps)
+                wanted = _advance(long.steps)
             except StopIteration as over:
                 result: T = over.value
                 return result
-        turn = self._last[peer] = asyncio.Event()
-        return self._go_on_in_order(peer, steps, wanted, before, turn)
+        ended = self._last[peer] = asyncio.Event()
+        return self._go_on_in_order(peer, long.steps, wanted, before, ended)
 
     async def _go_on_in_order(
         self,
@@ -109,49 +148,15 @@ class LongWork:
         try:
             if before is not None:
                 await before.wait()
-            return await self._go_on(peer, steps, wanted, to_the_end=False)
+            return await self._go_on(peer, steps, wanted)
         finally:
             over.set()
             if self._last.get(peer) is over:
                 del self._last[peer]
 
-    async def turn(self, peer: Hashable) -> None:
-        """Returns when it is the connection's turn to take a slice of the loop's time."""
-        future = self._slices.join(peer)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._next_slice)
-        await future
-
-    def _next_slice(self) -> None:
-        # whoever is woken runs before this is called again: what waits runs in the order it came
-        self._is_scheduled = self._slices.wake_next()
-        if self._is_scheduled:
-            asyncio.get_running_loop().call_soon(self._next_slice)
-
-    async def call(self, peer: Hashable, function: Callable[[], T]) -> T:
-        """The result of a function that is called in the thread, when it is its turn."""
-        if self._is_calling:
-            turn = self._calls.join(peer)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # it was its turn: the next one's, then
-                    self._is_calling = self._calls.wake_next()
-                raise
-        self._is_calling = True
+    async def _go_on(self, peer: Peer, steps: Steps[T], wanted: Function | None) -> T:
         try:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "tamis-long")
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
-        finally:
-            self._is_calling = self._calls.wake_next()
-
-    async def _go_on(
-        self, peer: Peer, steps: Steps[T], wanted: Function | None, to_the_end: bool
-    ) -> T:
-        try:
-            while to_the_end or not peer.is_closed:
+            while not peer.is_closed:
                 value, error = None, None
                 if wanted is not None:
                     try:
@@ -167,14 +172,34 @@ class LongWork:
             steps.close()
         raise Abandoned(f"{peer} closed the connection")
 
+    async def turn(self, owner: Hashable) -> None:
+        """Returns when it is the owner's turn to take a slice of the loop's time."""
+        future = self._slices.join(owner)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_slice)
+        await future
 
-def _advance(
-    steps: Steps[Any], value: object = None, error: Exception | None = None
-) -> Function | None:
-    """Runs the steps for a slice of time, or until they want a function called. StopIteration
-    has their result."""
-    until = time.monotonic() + _SLICE
-    wanted = steps.send(value) if error is None else steps.throw(error)
-    while wanted is None and time.monotonic() < until:
-        wanted = next(steps)
-    return wanted
+    def _next_slice(self) -> None:
+        # whoever is woken runs before this is called again: callbacks run in the order they came
+        self._is_scheduled = self._slices.wake_next()
+        if self._is_scheduled:
+            asyncio.get_running_loop().call_soon(self._next_slice)
+
+    async def call(self, owner: Hashable, function: Callable[[], T]) -> T:
+        """The result of a function that is called in the thread, when it is the owner's turn."""
+        if self._is_calling:
+            turn = self._calls.join(owner)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():  # it was its turn: the next one's, then
+                    self._is_calling = self._calls.wake_next()
+                raise
+        self._is_calling = True
+        try:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "tamis-long")
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        finally:
+            self._is_calling = self._calls.wake_next()

@@ -1,7 +1,8 @@
 """A server of RocketMQ's protocol: connections, and for each request the handler a table names.
 
 A handler is a function of the decoded header and the request. It gives an Answer; or a coroutine
-that does; or None, and then answers by `request.answer` when it can, or never.
+or the steps of a long request that do; or None, and then answers by `request.answer` when it can,
+or never.
 
 Requests of a connection are served for a few milliseconds at a time; if it has sent more, it waits
 its turn, and is not read from meanwhile. What takes longer than that is for `longwork`.
@@ -27,7 +28,7 @@ from ..wire.headers import Header
 from . import descriptors
 from .aio import BUSY, CROWDED, STOPPED, Peer, Take
 from .buffers import MEMORY, Buffers
-from .longwork import Abandoned, LongWork
+from .longwork import Abandoned, Long, LongWork
 from .tasks import Tasks
 
 __all__ = ["Answer", "Handler", "Request", "Route", "Server", "needless_header"]
@@ -101,7 +102,7 @@ class Request:
             self.peer.write(data)
 
 
-Result = Answer | None | Coroutine[Any, Any, Answer | None]
+Result = Answer | None | Coroutine[Any, Any, Answer | None] | Long[Answer]
 Handler = Callable[[Any, Request], Result]
 
 
@@ -289,6 +290,8 @@ class Server:
             if route.header is not None:
                 header = route.header.from_fields(command.fields, letters=route.letters)
             result = route.handle(header, request)
+            if isinstance(result, Long):
+                result = self.work.finish(peer, result)
         except Exception as error:
             return self._failed(request, error)
         if result is None or isinstance(result, Answer):
@@ -483,6 +486,7 @@ class _ServerPeer(Peer):
             + self._undecoded_size
             + self._requests_size
             + self._under_way_size
+            + self.kept
             + (transport.get_write_buffer_size() if transport is not None else 0)
         )
 

@@ -52,7 +52,7 @@ def encode_steps(bean: Any) -> Generator[None, None, bytes]:
 def _render(value: Any, parts: list[str]) -> Generator[None, None, None]:
     """The JSON of a value, in parts."""
     between = ""
-    if is_dataclass(value) and not isinstance(value, type) and not _is_flat(type(value)):
+    if is_dataclass(value) and not isinstance(value, type) and not _is_flat(cast(Any, type(value))):
         parts.append("{")
         for column in sorted(_columns(type(value)), key=lambda column: column.last):
             entry = getattr(value, column.name)
@@ -96,7 +96,7 @@ def _plain_text(value: Any) -> str:
     if type(value) in (str, int):
         return orjson.dumps(value).decode()
     if is_dataclass(value):
-        names = _plain_fields(type(value))
+        names = _plain_fields(cast(Any, type(value)))
         if names is not None:
             fields = {last: getattr(value, name) for name, last in names}
             if None in fields.values():
