@@ -23,7 +23,7 @@ from ..wire import command as commands
 from ..wire.codes import CommandFlag, ResponseCode
 from ..wire.command import Command
 from ..wire.connection import Connection
-from ..wire.frame import Encoding, frame
+from ..wire.frame import MAX_HEADER, Encoding, frame
 from ..wire.headers import Header
 from . import descriptors
 from .aio import BUSY, CROWDED, STOPPED, Peer, Take
@@ -374,6 +374,7 @@ class _ServerPeer(Peer):
 
     def __init__(self, server: Server) -> None:
         super().__init__(_nobody, server._on_close, take=server._take)
+        self._wire = Connection(max_header=MAX_HEADER)
         self._server = server
         self._is_admitted = False
         self._undecoded: deque[bytes] = deque()

@@ -17,8 +17,8 @@ _RESPONSE = int(CommandFlag.RESPONSE)  # plain: an IntFlag takes a microsecond t
 class Connection:
     """Not for several threads. After a RemoteProtocolError it is of no more use."""
 
-    def __init__(self, max_frame: int = MAX_FRAME) -> None:
-        self._frames = FrameReader(max_frame)
+    def __init__(self, max_frame: int = MAX_FRAME, max_header: int = MAX_FRAME) -> None:
+        self._frames = FrameReader(max_frame, max_header)
         self._last_opaque = 0
         self._outstanding: set[int] = set()
 

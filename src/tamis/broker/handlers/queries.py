@@ -53,6 +53,7 @@ _UNIQUE_KEY_LIMIT: Final = 32  # `defaultQueryMaxNum`
 _MOST_FOUND: Final = 64  # `maxMsgsNumBatch`
 _MOST_BYTES: Final = MAX_FRAME - 65_536  # of records in one answer: a header goes with them
 _MOST_UNITS: Final = 65_536  # of a queue in one answer
+_UNITS_AT_ONCE: Final = 1024
 
 
 def query_message(store: Store, header: QueryMessage, request: Request) -> Answer:
@@ -200,10 +201,11 @@ def query_consume_queue(
             data = filters.get(header.topic, header.consumer_group)
             shown = json.dumps(beans.to_json(data), indent=1) if data is not None else "null"
     made = []
-    # copied: the queue may lose the file while this goes on
-    for offset, size, code in units.copy().tolist():
-        made.append(_unit(queue, offset, size, code, one, data))
-        yield None
+    units = units.copy()  # the queue may lose the file while this goes on
+    for at in range(0, len(units), _UNITS_AT_ONCE):
+        for offset, size, code in units[at : at + _UNITS_AT_ONCE].tolist():
+            made.append(_unit(queue, offset, size, code, one, data))
+            yield None
     body = QueueUnits(
         units=made,
         min_index=queue.min_offset,
