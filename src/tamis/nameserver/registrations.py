@@ -185,6 +185,7 @@ def _read(header: RegisterBroker, request: Request, digest: bytes) -> Announceme
 
 _HEAVY: Final = 2**20  # bytes of JSON that are not read as a whole
 _TOPICS_AT_ONCE: Final = 1000
+_MOST_ENTRY: Final = 65_536  # bytes of one topic
 _STRING: Final = rb'"(?:[^"\\]|\\.)*+"'
 _PLAIN: Final = rb"(?:[^{}\[\]\"]|" + _STRING + rb")*+"
 # an entry of an object, itself an object with no more than one level of objects in it
@@ -206,7 +207,7 @@ def _loads(body: bytes) -> Any:
     topics: dict[str, Any] = {}
     at = first = start
     count = 0
-    while (entry := _ENTRY.match(body, at)) is not None:
+    while (entry := _ENTRY.match(body, at, at + _MOST_ENTRY)) is not None:
         count += 1
         at = entry.end()
         is_more = body[at : at + 1] == b","

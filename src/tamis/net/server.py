@@ -11,6 +11,7 @@ its turn, and is not read from meanwhile. What takes longer than that is for `lo
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import time
 from collections import deque
@@ -147,7 +148,7 @@ class Server:
         self._is_empty.set()
         self._in_turn: dict[_ServerPeer, None] = {}  # those with requests that wait
         self._is_round_due = False
-        self._last_refusal = 0.0
+        self._last_refusal = -math.inf  # when one was logged
         self._unlogged = 0  # connections refused since
         self.refused = 0  # connections, since the start
         self.work = LongWork()
