@@ -37,9 +37,7 @@ def test_connections_beyond_the_descriptors_are_closed_at_once_and_others_served
     async def main() -> None:
         async with serving(ROUTES) as (it, address), stream(address) as good:
             host, _, port = address.rpartition(":")
-            held = [
-                socket.create_connection((host, int(port)), 20) for _ in range(few_files + 10)
-            ]
+            held = [socket.create_connection((host, int(port)), 20) for _ in range(few_files + 10)]
             await until(lambda: it.refused == 11, lambda: (it.refused, len(it.peers)))
             assert len(it.peers) == few_files
             good.send(Command(code=ECHO, opaque=1))
