@@ -9,9 +9,10 @@ import contextlib
 import ipaddress
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from ..filter.bloom import BloomFilter
 from ..message import Host
 from ..net.aio import Peer
 from ..net.server import Server
+from ..net.tasks import Tasks
 from ..store.dispatch import parse_delay_levels
 from ..store.store import Store
 from ..wire.bodies import TopicConfig
@@ -29,7 +31,7 @@ from .config import BrokerConfig, Settings
 from .delay import Delays
 from .filters import Filters
 from .groups import Groups
-from .handlers.clients import notify_members
+from .handlers.clients import Notices
 from .handlers.monitor import FilterServers, Load
 from .handlers.pull import Puller
 from .handlers.send import Sender, born_host
@@ -40,6 +42,7 @@ from .locks import Locks
 from .members import Consumers, Producers
 from .offsets import Offsets
 from .queueing import Queueing
+from .quotas import Quotas
 from .registration import Registrar
 from .saving import Saver
 from .stats import Stats
@@ -60,6 +63,7 @@ _CLEAN_SLICE: Final = 0.01  # for queues whose first messages are gone; the rest
 _SWEEP: Final = 1.0
 _SHORTEST_FLUSH: Final = 0.001
 _VIP: Final = 2  # old clients send to the port this much lower
+_SEEN_OFF: Final = 20  # groups that connections are taken out of at once
 
 
 class Broker:
@@ -77,7 +81,7 @@ class Broker:
         self.data = Path(data)
         self.now = now
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.background = Tasks()
         self._threads = ThreadPoolExecutor(2, "tamis-files")
         self.saver = Saver(self._in_thread)
         self.flush_latency = Latency()
@@ -97,12 +101,12 @@ class Broker:
             on_close=self._peer_closed,
             idle_seconds=config.idle_seconds,
             most_connections=config.most_connections,
+            connection_memory=config.connection_memory,
         )
         try:
             await self._start(config, listens)
         except BaseException:
-            for task in self._tasks:
-                task.cancel()
+            await self.background.close()
             await self.server.close()
             self._threads.shutdown()
             raise
@@ -136,7 +140,10 @@ class Broker:
         bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
         # never before a message that is there: bits are looked for in later ones only
         self.filters = Filters(folder, bloom, lambda: max(now(), store.last_time / 1000))
+        self.quotas = self.topics.quotas = self.groups.quotas = Quotas(self.settings, self._clock)
         self.consumers, self.producers = Consumers(), Producers()
+        self.notices = Notices(self.settings, self.groups, self.server.work)
+        self._departed: asyncio.Queue[Peer] = asyncio.Queue()
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
         self.holds, self.locks = Holds(self._clock), Locks(self._clock)
         self.filter_servers = FilterServers(self._clock)
@@ -165,6 +172,7 @@ class Broker:
             self.verdicts,
             self._clock,
         )
+        self.puller.work = self.server.work
         self.sender = Sender(
             self.settings,
             store,
@@ -187,14 +195,16 @@ class Broker:
             self.sender.refuse,
         )
         self.registrar = Registrar(
-            self.settings, self.topics, self.address, self.filter_servers.list
+            self.settings, self.topics, self.address, self.filter_servers.list, self.background
         )
         self._connect_parts()
-        self._spawn(self.saver.run())
+        self.background.keep("saving of tables", self.saver.run)
         await self.server.serve(dispatch.routes(self), self.sends.take)
+        self.background.keep("member notices", self.notices.run)
+        self.background.keep("departures", self._see_off)
         await self.registrar.start()
-        self._spawn(self.delays.run())
-        self._spawn(self.transactions.run())
+        self.background.keep("delayed messages", self.delays.run)
+        self.background.keep("transactions", self.transactions.run)
         self._every(lambda: 0.0, self._flush)  # it sleeps itself
         self._every(lambda: _SWEEP, self._sweep)
         self._every(lambda: _SAVE_OFFSETS, self._save_offsets)
@@ -214,7 +224,7 @@ class Broker:
         self.queueing.on_delayed = self.delays.wake
         self.topics.on_change = self._topic_changed
         self.groups.on_change = lambda: self.saver.soon("groups")
-        self.consumers.on_change = lambda group: notify_members(self.settings, self.groups, group)
+        self.consumers.on_change = self.notices.changed
         self.consumers.on_empty = self._group_left
         self.filters.on_change = self._filters_changed
         self._filters_changed()
@@ -230,9 +240,7 @@ class Broker:
         self.holds.answer_all()
         await self._try("store what was taken", self.intake.drain)
         await self._try("close the connections", self.server.close)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._try("end what runs beside", self.background.close)
         await self._try("store what was taken", self.intake.close)
         self._threads.shutdown()  # whoever is still at a file is done with it after this
         self.transactions.note_progress()
@@ -251,9 +259,20 @@ class Broker:
             log.exception("could not %s", what)
 
     def _peer_closed(self, peer: Peer) -> None:
-        self.consumers.drop(peer)
-        self.producers.drop(peer)
         self.filter_servers.drop(peer)
+        self._departed.put_nowait(peer)
+
+    async def _see_off(self) -> None:
+        """Takes connections that are gone out of their groups; in slices, for one may have been in
+        a thousand, and a thousand may go at once."""
+        count = 0
+        while True:
+            peer = await self._departed.get()
+            steps = chain(self.consumers.drop_steps(peer), self.producers.drop_steps(peer))
+            for _ in steps:
+                count += 1
+                if count % _SEEN_OFF == 0:
+                    await self.server.work.turn(self)
 
     def _topic_changed(self, topic: TopicConfig | None) -> None:
         self.saver.soon("topics")
@@ -265,7 +284,8 @@ class Broker:
         self.puller.forget(group)
 
     def _filters_changed(self) -> None:
-        self.store.set_filters(self.filters.all())
+        if self.settings.config.bitmaps:
+            self.store.set_filters(self.filters.all(), self.filters.compiled)
         self.saver.soon("filters")
 
     def _reconfigured(self, old: BrokerConfig, new: BrokerConfig) -> None:
@@ -277,28 +297,22 @@ class Broker:
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a part of the broker ended", exc_info=task.exception())
-
     def _every(self, seconds: Callable[[], float], work: Callable[[], Awaitable[None]]) -> None:
+        name = work.__name__.strip("_").replace("_", " ")
+
         async def run() -> None:
             while True:
                 await asyncio.sleep(seconds())
                 try:
                     await work()
                 except (StoreError, OSError, ConfigError) as error:
-                    log.error("%s: %s", work.__name__.strip("_"), error)
+                    self.background.failures[name] += 1
+                    log.error("%s: %s", name, error)
                 except Exception:  # the edge: it is to be done again all the same
-                    log.exception("%s failed", work.__name__.strip("_"))
+                    self.background.failures[name] += 1
+                    log.exception("%s failed", name)
 
-        self._spawn(run())
+        self.background.keep(name, run)
 
     async def _flush(self) -> None:
         await self.settings.sleep(lambda config: max(config.flush_interval, _SHORTEST_FLUSH))
@@ -347,7 +361,7 @@ class Broker:
 
     @property
     def tasks(self) -> int:
-        return len(self._tasks) + self.server.tasks
+        return len(self.background) + self.server.tasks
 
 
 def _store_host(host: str, port: int) -> Host:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError
+from ..net.buffers import LEAST_MEMORY
 from ..store.config import StoreConfig
 from ..store.dispatch import DELAY_LEVELS
 from ..wire.bodies import Perm
@@ -61,7 +62,17 @@ _RANGES: dict[str, tuple[float, float]] = {
     "send_backlog": (1, 10_000_000),
     "pull_backlog": (1, 10_000_000),
     "most_connections": (1, 1_000_000),
+    "connection_memory": (LEAST_MEMORY, 2**40),
     "idle_seconds": (0, _YEAR),
+    "most_topics": (1, 10_000_000),
+    "most_groups": (1, 10_000_000),
+    "most_auto_topics": (1, 10_000_000),
+    "most_auto_groups": (1, 10_000_000),
+    "auto_create_per_minute": (1, 10_000_000),
+    "most_offsets": (1, 100_000_000),
+    "heartbeat_groups": (1, 1_000_000),
+    "heartbeat_subscriptions": (1, 1_000_000),
+    "most_members": (1, 10_000_000),
 }
 
 
@@ -137,7 +148,17 @@ class BrokerConfig:
     send_backlog: Annotated[int, Switch("sendThreadPoolQueueCapacity", live=True)] = 10_000
     pull_backlog: Annotated[int, Switch("pullThreadPoolQueueCapacity", live=True)] = 100_000
     most_connections: Annotated[int, Switch("serverChannelMaxConnections")] = 20_000
+    connection_memory: Annotated[int, Switch("connectionMemory")] = 256 * 2**20  # of all of them
     idle_seconds: Annotated[float, Switch("serverChannelMaxIdleTimeSeconds")] = 120.0
+    most_topics: Annotated[int, Switch("mostTopics", live=True)] = 100_000
+    most_groups: Annotated[int, Switch("mostGroups", live=True)] = 100_000
+    most_auto_topics: Annotated[int, Switch("mostAutoTopics", live=True)] = 10_000
+    most_auto_groups: Annotated[int, Switch("mostAutoGroups", live=True)] = 10_000
+    auto_create_per_minute: Annotated[int, Switch("autoCreatePerMinute", live=True)] = 1_000
+    most_offsets: Annotated[int, Switch("mostOffsets", live=True)] = 500_000
+    heartbeat_groups: Annotated[int, Switch("heartbeatGroups", live=True)] = 1_000
+    heartbeat_subscriptions: Annotated[int, Switch("heartbeatSubscriptions", live=True)] = 10_000
+    most_members: Annotated[int, Switch("mostMembers", live=True)] = 100_000
 
     def __post_init__(self) -> None:
         for name, kind, _ in _settings():

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ResponseError, StoreError
+from ..net.longwork import Long
 from ..net.server import Answer, Handler, Request, Result, Route
 from ..wire import headers as h
 from ..wire.codes import RequestCode, ResponseCode
@@ -21,13 +22,18 @@ def routes(b: "Broker") -> Mapping[int, Route]:
     name = b.settings.config.name
     progress = groups.Progress(name, b.store, b.topics, b.consumers, b.offsets, b.stats)
 
+    async def finished(result: Result, request: Request) -> Answer | None:
+        """The answer that a handler's result comes to."""
+        if isinstance(result, Long):
+            result = b.server.work.finish(request.peer, result)
+        return result if result is None or isinstance(result, Answer) else await result
+
     def saved(handle: Handler, *tables: str) -> Handler:
         """Answered when what was changed is on the disk: neither a kill nor a power cut right after
         undoes it. If it can't be saved, that is the answer."""
 
         async def changed(header: Any, request: Request) -> Answer | None:
-            result = handle(header, request)
-            answer = result if result is None or isinstance(result, Answer) else await result
+            answer = await finished(handle(header, request), request)
             try:
                 await b.saver.saved(*tables)
             except StoreError as error:
@@ -52,8 +58,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 await b.queueing.caught_up()
             except StoreError as error:
                 raise ResponseError(ResponseCode.SYSTEM_ERROR, str(error)) from None
-            result = handle(header, request)
-            return result if result is None or isinstance(result, Answer) else await result
+            return await finished(handle(header, request), request)
 
         return look
 
@@ -75,7 +80,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             h.QueryConsumerOffset, current(partial(clients.query_offset, b.offsets, b.store))
         ),
         code.UPDATE_CONSUMER_OFFSET: Route(
-            h.UpdateConsumerOffset, partial(clients.update_offset, b.offsets)
+            h.UpdateConsumerOffset, partial(clients.update_offset, b.settings, b.offsets)
         ),
         code.GET_CONSUMER_LIST_BY_GROUP: Route(
             h.OfConsumerGroup, partial(clients.consumer_list, b.consumers)

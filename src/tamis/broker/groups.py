@@ -7,6 +7,7 @@ from typing import Final
 
 from ..store import tables
 from ..wire.bodies import GroupConfig
+from .quotas import Quotas
 
 __all__ = ["Groups"]
 
@@ -31,6 +32,7 @@ class Groups(Mapping[str, GroupConfig]):
         self.path = folder / "subscriptionGroup.json"
         self.changes = 0
         self.on_change: Callable[[], None] = lambda: None
+        self.quotas: Quotas | None = None
         self._groups, self.version = tables.load_groups(folder)
         for name in _MADE_AT_START:
             self._groups.setdefault(name, GroupConfig(name=name))
@@ -44,10 +46,21 @@ class Groups(Mapping[str, GroupConfig]):
     def __len__(self) -> int:
         return len(self._groups)
 
-    def find(self, group: str, *, create: bool) -> GroupConfig | None:
-        """The group's settings; one that is not there is made, if that is allowed."""
+    def copy(self) -> dict[str, GroupConfig]:
+        """As they are now."""
+        return self._groups.copy()
+
+    def check_quota(self, group: str, client: str | None) -> None:
+        """Raises ResponseError if the client, or a tool if there is none, may not create it."""
+        if self.quotas is not None and group not in self._groups:
+            self.quotas.check_group(group, len(self._groups), client)
+
+    def find(self, group: str, *, create: bool, client: str = "") -> GroupConfig | None:
+        """The group's settings; one that is not there is made, if that is allowed. Raises
+        ResponseError if the client may not create it."""
         found = self._groups.get(group)
         if found is None and (create or group.startswith(SYSTEM_PREFIX)) and "@" not in group:
+            self.check_quota(group, client)
             found = GroupConfig(name=group)
             self.put(found)
         return found

@@ -1,17 +1,21 @@
 """Which member of a group may consume a queue in order: RocketMQ's `RebalanceLockManager`."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from ..errors import ResponseError
 from ..wire.bodies import MessageQueue
+from ..wire.codes import ResponseCode
 
 __all__ = ["LOCK_SECONDS", "Locks"]
 
 log = logging.getLogger(__name__)
 
 LOCK_SECONDS: Final = 60.0  # a lock that is not renewed is over; consumers renew every 20 s
+_MOST_NAME: Final = 1000  # characters
+MOST_LOCKS: Final = 200_000  # clients may make up names for ever
 
 
 @dataclass(slots=True)
@@ -35,11 +39,31 @@ class Locks:
         self, group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> list[MessageQueue]:
         """Those of the queues that the client holds now, locked anew or still."""
+        steps = self.lock_steps(group, client_id, queues)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as over:
+                held: list[MessageQueue] = over.value
+                return held
+
+    def lock_steps(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> Generator[None, None, list[MessageQueue]]:
+        """As `lock`, one queue a step. Raises ResponseError if there are too many locks."""
         now = self._now()
         self._purge(now)
         held = []
         for queue in queues:
+            yield
+            if max(map(len, (group, client_id, queue.topic, queue.broker_name))) > _MOST_NAME:
+                why = f"a name of more than {_MOST_NAME} characters"
+                raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
             lock = self._locks.get((group, queue))
+            if lock is None and len(self._locks) >= MOST_LOCKS:
+                why = f"{MOST_LOCKS} queues are locked already; locks end {LOCK_SECONDS:g} s after"
+                why += " they were last renewed: try again"
+                raise ResponseError(ResponseCode.SYSTEM_BUSY, why)
             if lock is None:
                 self._locks[group, queue] = _Lock(client_id, now + LOCK_SECONDS)
                 log.info("group %s: %s locks %s", group, client_id, queue)

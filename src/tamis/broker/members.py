@@ -7,8 +7,10 @@ a difference is logged when it appears.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from ..net.aio import Peer
 from ..wire.bodies import ConsumerData, Subscription
@@ -17,6 +19,9 @@ from ..wire.codes import Language
 __all__ = ["ConsumerGroup", "Consumers", "Member", "Producers"]
 
 log = logging.getLogger(__name__)
+
+_LOGGED: Final = 16  # lines for one heartbeat
+_MOST_WARNINGS: Final = 1000  # remembered of a group, so that each is given once
 
 
 @dataclass(slots=True)
@@ -27,6 +32,7 @@ class Member:
     version: int
     seen: float  # seconds, of the last heartbeat
     subscriptions: dict[str, Subscription] = field(default_factory=dict)  # its own, by topic
+    weight: int = 0  # bytes that keeping these takes, if they are many
 
 
 @dataclass(slots=True)
@@ -37,6 +43,9 @@ class ConsumerGroup:
     consume_from_where: str = ""
     members: dict[Peer, Member] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)  # the group's, by topic
+    # by topic, what members subscribe to, and how many to each
+    _said: dict[str, Counter[str]] = field(default_factory=dict)
+    _warned: set[tuple[str, frozenset[str]]] = field(default_factory=set)
 
     @property
     def client_ids(self) -> list[str]:
@@ -50,32 +59,85 @@ class ConsumerGroup:
         found: dict[str, dict[str, list[str]]] = {}
         for member in self.members.values():
             for topic, one in member.subscriptions.items():
-                said = f"{one.expression_type or 'TAG'} {one.expression}"
-                found.setdefault(topic, {}).setdefault(said, []).append(member.client_id)
+                found.setdefault(topic, {}).setdefault(_text(one), []).append(member.client_id)
         return {topic: said for topic, said in found.items() if len(said) > 1}
+
+    def _join(self, member: Member) -> None:
+        """In the place of what it was, if it was there."""
+        before = self.members.get(member.peer)
+        self.members[member.peer] = member
+        member.peer.kept += member.weight - (before.weight if before is not None else 0)
+        if before is not None:
+            if before.subscriptions == member.subscriptions:
+                return
+            self._forget(before)
+        for topic, one in member.subscriptions.items():
+            self._said.setdefault(topic, Counter())[_text(one)] += 1
+        self._warn_of_differences(member.subscriptions)
+
+    def _forget(self, member: Member) -> None:
+        for topic, one in member.subscriptions.items():
+            said, text = self._said[topic], _text(one)
+            said[text] -= 1
+            if not said[text]:
+                del said[text]
+            if not said:
+                del self._said[topic]
+
+    def _warn_of_differences(self, topics: Iterable[str]) -> None:
+        count = 0
+        for topic in topics:
+            said = self._said[topic]
+            key = (topic, frozenset(said))
+            if len(said) < 2 or key in self._warned or count == _LOGGED:
+                continue
+            if len(self._warned) >= _MOST_WARNINGS:
+                self._warned.clear()
+            self._warned.add(key)
+            count += 1
+            who: dict[str, list[str]] = {}
+            for member in self.members.values():
+                if topic in member.subscriptions:
+                    who.setdefault(_text(member.subscriptions[topic]), []).append(member.client_id)
+            log.warning(
+                "group %s: its members subscribe differently to %s, messages will be lost: %.2000s",
+                *(self.name, topic, who),
+            )
 
     def _subscribe(self, subscriptions: Iterable[Subscription]) -> bool:
         """Whether there are topics more or less; a higher version alone is no change."""
-        changed = False
+        count, changed = 0, False
         wanted = {one.topic: one for one in subscriptions}
         for topic, one in wanted.items():
             known = self.subscriptions.get(topic)
             if known is None:
                 changed = True
-                log.info("group %s subscribes to %s: %r", self.name, topic, one.expression)
+                count += 1
+                if count <= _LOGGED:
+                    log.info("group %s subscribes to %s: %.200r", self.name, topic, one.expression)
             elif one.version <= known.version:
                 continue
             elif one.expression != known.expression:
-                log.info(
-                    "group %s on %s: %r, it was %r",
-                    *(self.name, topic, one.expression, known.expression),
-                )
+                count += 1
+                if count <= _LOGGED:
+                    log.info(
+                        "group %s on %s: %.200r, it was %.200r",
+                        *(self.name, topic, one.expression, known.expression),
+                    )
             self.subscriptions[topic] = one
-        for topic in [topic for topic in self.subscriptions if topic not in wanted]:
+        if count > _LOGGED:
+            log.info("group %s: and %d subscriptions more", self.name, count - _LOGGED)
+        gone = [topic for topic in self.subscriptions if topic not in wanted]
+        for topic in gone:
             del self.subscriptions[topic]
-            changed = True
-            log.info("group %s subscribes to %s no more", self.name, topic)
-        return changed
+        if gone:
+            shown = ", ".join(gone[:_LOGGED]) + (", ..." if len(gone) > _LOGGED else "")
+            log.info("group %s subscribes to %s no more", self.name, shown)
+        return changed or bool(gone)
+
+
+def _text(one: Subscription) -> str:
+    return f"{one.expression_type or 'TAG'} {one.expression}"
 
 
 class Consumers:
@@ -85,7 +147,12 @@ class Consumers:
         self.groups: dict[str, ConsumerGroup] = {}
         self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
         self.on_empty: Callable[[str], None] = lambda group: None
-        self._warned: set[tuple[str, str, frozenset[str]]] = set()
+        self._groups_of: dict[Peer, dict[str, None]] = {}
+        self.count = 0  # memberships
+
+    def groups_of(self, peer: Peer) -> Mapping[str, None]:
+        """Names of the groups that a connection is in."""
+        return self._groups_of.get(peer, {})
 
     def heartbeat(self, data: ConsumerData, member: Member) -> None:
         group = self.groups.get(data.group)
@@ -111,44 +178,44 @@ class Consumers:
                     *(data.group, member.client_id),
                 )
             log.info("group %s: %s at %s joined", data.group, member.client_id, member.peer)
+            self._groups_of.setdefault(member.peer, {})[data.group] = None
+            self.count += 1
         member.subscriptions = {one.topic: one for one in data.subscriptions}
-        group.members[member.peer] = member
         changed = group._subscribe(data.subscriptions)
-        if known is None or known.subscriptions != member.subscriptions:
-            self._warn_of_differences(group)
+        group._join(member)
         if is_new or changed:
             self.on_change(group)
-
-    def _warn_of_differences(self, group: ConsumerGroup) -> None:
-        if len(group.members) < 2:
-            return
-        for topic, said in group.differences().items():
-            key = (group.name, topic, frozenset(said))
-            if key not in self._warned:
-                self._warned.add(key)
-                log.warning(
-                    "group %s: its members subscribe differently to %s, messages will be lost: %s",
-                    *(group.name, topic, said),
-                )
 
     def leave(self, peer: Peer, group: str) -> None:
         self._leave(peer, self.groups.get(group), "left")
 
     def drop(self, peer: Peer) -> None:
         """Its connection is gone."""
-        for group in list(self.groups.values()):
-            self._leave(peer, group, "is gone")
+        for _ in self.drop_steps(peer):
+            pass
+
+    def drop_steps(self, peer: Peer) -> Generator[None, None, None]:
+        """As `drop`, one group a step."""
+        for name in list(self.groups_of(peer)):
+            self._leave(peer, self.groups.get(name), "is gone")
+            yield
 
     def _leave(self, peer: Peer, group: ConsumerGroup | None, how: str) -> None:
         member = group.members.pop(peer, None) if group is not None else None
         if group is None or member is None:
             return
         log.info("group %s: %s at %s %s", group.name, member.client_id, peer, how)
+        self.count -= 1
+        peer.kept -= member.weight
+        names = self._groups_of[peer]
+        del names[group.name]
+        if not names:
+            del self._groups_of[peer]
         if group.members:
+            group._forget(member)
             self.on_change(group)
         else:
             del self.groups[group.name]
-            self._warned = {key for key in self._warned if key[0] != group.name}
             self.on_empty(group.name)
 
     def drop_silent(self, before: float) -> None:
@@ -167,24 +234,44 @@ class Consumers:
 class Producers:
     def __init__(self) -> None:
         self.groups: dict[str, dict[Peer, Member]] = {}
+        self._groups_of: dict[Peer, dict[str, None]] = {}
         self._turn = 0
+        self.count = 0  # memberships
+
+    def groups_of(self, peer: Peer) -> Mapping[str, None]:
+        """Names of the groups that a connection is in."""
+        return self._groups_of.get(peer, {})
 
     def heartbeat(self, group: str, member: Member) -> None:
         members = self.groups.setdefault(group, {})
         if member.peer not in members:
             log.info("producer group %s: %s at %s joined", group, member.client_id, member.peer)
+            self._groups_of.setdefault(member.peer, {})[group] = None
+            self.count += 1
         members[member.peer] = member
 
     def leave(self, peer: Peer, group: str) -> None:
         members = self.groups.get(group, {})
         if members.pop(peer, None) is not None:
             log.info("producer group %s: %s left", group, peer)
+            self.count -= 1
+            names = self._groups_of[peer]
+            del names[group]
+            if not names:
+                del self._groups_of[peer]
         if not members:
             self.groups.pop(group, None)
 
     def drop(self, peer: Peer) -> None:
-        for group in list(self.groups):
+        """Its connection is gone."""
+        for _ in self.drop_steps(peer):
+            pass
+
+    def drop_steps(self, peer: Peer) -> Generator[None, None, None]:
+        """As `drop`, one group a step."""
+        for group in list(self.groups_of(peer)):
             self.leave(peer, group)
+            yield
 
     def drop_silent(self, before: float) -> None:
         for group, members in list(self.groups.items()):

@@ -124,6 +124,7 @@ class _BrokerCollector(Collector):
             ("tasks", "Requests and chores under way.", broker.tasks),
             ("log_bytes", "Of the commit log, from its first file on.", end - store.log.start),
             ("undispatched_bytes", "In the log and not yet in queues.", end - store.dispatched),
+            ("connection_bytes", "Kept for connections.", broker.server.buffers.total),
         ):
             yield GaugeMetricFamily(f"tamis_{name}", what, value)
         unsaved = GaugeMetricFamily(
@@ -137,6 +138,30 @@ class _BrokerCollector(Collector):
             failures.add_metric([table], count)
         yield unsaved
         yield failures
+        yield from self._defence()
+
+    def _defence(self) -> Iterator[Metric]:
+        """What went wrong or was refused."""
+        broker, server = self._broker, self._broker.server
+        for name, what in (
+            ("restarts", "Background tasks that failed and were started again."),
+            ("failures", "Failures of background tasks, or of a step of theirs."),
+        ):
+            family = CounterMetricFamily(f"tamis_task_{name}", what, labels=["task"])
+            for tasks in (broker.background, server.background):
+                for task, count in getattr(tasks, name).copy().items():
+                    family.add_metric([task], count)
+            yield family
+        for name, what, value in (
+            ("connections_refused", "Connections closed at once, for there are enough.",
+             server.refused),
+            ("connections_paused", "Not read from for a while: they held too much memory.",
+             server.buffers.paused),
+            ("connections_closed", "Closed: they held too much memory.", server.buffers.closed),
+            ("creations_refused", "Topics and groups not created by using them.",
+             broker.quotas.refused),
+        ):  # fmt: skip
+            yield CounterMetricFamily(f"tamis_{name}", what, value)
 
     def _verdicts(self) -> Iterator[Metric]:
         families = {

@@ -12,6 +12,8 @@ __all__ = ["Offsets"]
 
 log = logging.getLogger(__name__)
 
+_LOGGED = 16  # lines for one change
+
 
 class Offsets:
     """Offsets are what the groups say they are, back or forth. None is on the disk before the
@@ -24,6 +26,13 @@ class Offsets:
         self.path = folder / "consumerOffset.json"
         self._offsets = tables.load_consumer_offsets(folder)
         self.changes = 0
+        self.count = sum(map(len, self._offsets.values()))  # of queues, for all groups
+
+    def has_room(self, group: str, topic: str, queue_id: int, most: int) -> bool:
+        """Whether an offset can be committed without having more than `most` of them. A topic and
+        group count as four more: so much do they take to be copied when the table is saved."""
+        is_full = self.count + 4 * len(self._offsets) >= most
+        return not is_full or queue_id in self._offsets.get((topic, group), ())
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         return self._offsets.get((topic, group), {}).get(queue_id)
@@ -33,8 +42,13 @@ class Offsets:
         if queues is None:
             queues = self._offsets[topic, group] = {}
         if queues.get(queue_id) != offset:
+            self.count += queue_id not in queues
             queues[queue_id] = QueueOffset(offset)
             self.changes += 1
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Topics and groups there are offsets of."""
+        return list(self._offsets)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """Queue to offset."""
@@ -53,7 +67,9 @@ class Offsets:
         return {key: dict(queues) for key, queues in self._offsets.items()}
 
     def clone(self, source: str, target: str, topic: str) -> None:
+        self.count -= len(self._offsets.get((topic, target), ()))
         self._offsets[topic, target] = dict(self._offsets.get((topic, source), {}))
+        self.count += len(self._offsets[topic, target])
         self.changes += 1
 
     def forget_group(self, group: str) -> None:
@@ -63,10 +79,14 @@ class Offsets:
         self._forget(lambda key: key[0] == topic)
 
     def _forget(self, gone: Callable[[tuple[str, str]], bool]) -> None:
-        for key in [key for key in self._offsets if gone(key)]:
-            del self._offsets[key]
+        found = [key for key in self._offsets if gone(key)]
+        for key in found:
+            self.count -= len(self._offsets.pop(key))
             self.changes += 1
+        for key in found[:_LOGGED]:
             log.info("offsets of %s by %s: forgotten", *key)
+        if len(found) > _LOGGED:
+            log.info("and %d others", len(found) - _LOGGED)
 
     def snapshot(self) -> Callable[[], None]:
         """What saves the table as it is now; may be called in another thread."""

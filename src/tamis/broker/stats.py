@@ -62,6 +62,7 @@ class Stats:
         self._day = time.localtime(self.started)[:3]
         self._latencies = _Latencies()
         self._rates: deque[tuple[float, int, int, int, int]] = deque(maxlen=RATE_SECONDS[-1] + 1)
+        self._last_sample: _Sample = {}
         self._minute = _Window(10, 7)
         self._hour = _Window(600, 7)
         self._day_window = _Window(3600, 25)
@@ -114,10 +115,14 @@ class Stats:
             )
 
     def _sample(self) -> "_Sample":
+        """Shares what did not change with the sample before: there may be thousands of names."""
         made: _Sample = {}
+        before, self._last_sample = self._last_sample, made
         for kind, table in (("put", self.puts), ("got", self.gets), ("back", self.backs)):
             for key, count in cast("dict[object, Count]", table).items():
-                made[kind, key] = (count.messages, count.bytes, count.calls)
+                counts = (count.messages, count.bytes, count.calls)
+                known = before.get((kind, key))
+                made[kind, key] = known if known == counts else counts
         made["put", None] = (self.put_total.messages, self.put_total.bytes, 0)
         made["got", None] = (self.got_total.messages, self.got_total.bytes, 0)
         return made
@@ -184,7 +189,7 @@ _Key = tuple[str, object]  # what was done; the topic, topic and group, or None 
 _Sample = dict[_Key, tuple[int, int, int]]
 
 
-_MOST: Final = 20_000  # topics and groups that are counted: clients may make up names for ever
+_MOST: Final = 10_000  # topics and groups that are counted: clients may make up names for ever
 
 K = TypeVar("K")
 

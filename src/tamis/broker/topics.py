@@ -16,6 +16,7 @@ from ..wire import beans, fastjson
 from ..wire.bodies import Perm, TopicConfig
 from ..wire.codes import ResponseCode
 from .config import BrokerConfig
+from .quotas import Quotas
 from .saving import reason
 
 __all__ = [
@@ -96,6 +97,7 @@ class Topics(Mapping[str, TopicConfig]):
         self.path = folder / "topics.json"
         self.changes = 1  # what is made at the start may not be in the file
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
+        self.quotas: Quotas | None = None
         self._topics, self.version = tables.load_topics(folder)
         self._journal = _Journal(folder / _JOURNAL)
         deleted = (tables.read_table(folder / _DELETED) or {}).get("topics", [])
@@ -129,6 +131,10 @@ class Topics(Mapping[str, TopicConfig]):
     def __len__(self) -> int:
         return len(self._topics)
 
+    def copy(self) -> dict[str, TopicConfig]:
+        """As they are now."""
+        return self._topics.copy()
+
     def is_system(self, topic: str) -> bool:
         config = self._config
         own = (config.cluster, config.name, f"{config.cluster}_REPLY_TOPIC")
@@ -160,14 +166,23 @@ class Topics(Mapping[str, TopicConfig]):
         return True
 
     def inherit(
-        self, topic: str, template: str, queues: int, *, allowed: bool, sys_flag: int = 0
+        self,
+        topic: str,
+        template: str,
+        queues: int,
+        *,
+        allowed: bool,
+        sys_flag: int = 0,
+        client: str | None = None,
     ) -> TopicConfig | None:
-        """A topic a producer sends to and that is not there, made after the template it names."""
+        """A topic a producer sends to and that is not there, made after the template it names.
+        Raises ResponseError if the client may not create it."""
         model = self._topics.get(template)
         if model is None or not model.perm & Perm.INHERIT:
             return None
         if template == AUTO_CREATE_TOPIC and not allowed:
             return None
+        self.check_quota(topic, client)
         count = max(min(queues, model.write_queues), 0)
         made = replace(
             model,
@@ -181,10 +196,20 @@ class Topics(Mapping[str, TopicConfig]):
         self.put(made)
         return made
 
-    def ensure(self, topic: str, queues: int, sys_flag: int = 0) -> TopicConfig:
-        """For the broker's own needs: retries, dead letters, transactions."""
+    def check_quota(self, topic: str, client: str | None) -> None:
+        """Raises ResponseError if the client, or a tool if there is none, may not create it."""
+        if self.quotas is not None and topic not in self._topics:
+            self.quotas.check_topic(topic, len(self._topics), client)
+
+    def ensure(
+        self, topic: str, queues: int, sys_flag: int = 0, client: str | None = None
+    ) -> TopicConfig:
+        """For the broker's own needs: retries, dead letters, transactions. Raises ResponseError if
+        a client is named that may not create it."""
         found = self._topics.get(topic)
         if found is None:
+            if client is not None:
+                self.check_quota(topic, client)
             found = TopicConfig(
                 name=topic, read_queues=queues, write_queues=queues, sys_flag=sys_flag
             )

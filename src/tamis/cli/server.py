@@ -278,6 +278,10 @@ _NAMESERVER_NAMES = {
     "order_messages": "orderMessageEnable",
     "scan_seconds": "scanNotActiveBrokerInterval",
     "most_connections": "serverChannelMaxConnections",
+    "connection_memory": "connectionMemory",
+    "most_brokers": "mostBrokers",
+    "most_topics": "mostTopics",
+    "most_keys": "mostKeys",
 }
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..net.buffers import LEAST_MEMORY, MEMORY
 from ..net.server import MOST_CONNECTIONS
 
 __all__ = ["NameServerConfig"]
@@ -23,6 +24,10 @@ class NameServerConfig:
     # Performance.
     scan_seconds: float = 10.0  # between looks for silent brokers; adds to the above
     most_connections: int = MOST_CONNECTIONS  # each costs a descriptor and some kilobytes
+    connection_memory: int = MEMORY  # bytes that all of them together may keep
+    most_brokers: int = 1_000  # names; each route asks all of them
+    most_topics: int = 1_000_000  # of all brokers together; each takes some 200 bytes
+    most_keys: int = 10_000  # of the key-value table, which is saved whole
 
     def __post_init__(self) -> None:
         if not self.bind:
@@ -34,5 +39,10 @@ class NameServerConfig:
         for name in ("silent_seconds", "scan_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} = {getattr(self, name)}: it takes more than 0 seconds")
-        if self.most_connections < 1:
-            raise ConfigError(f"most_connections = {self.most_connections}: it takes 1 or more")
+        for name in ("most_connections", "most_brokers", "most_topics", "most_keys"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it takes 1 or more")
+        if self.connection_memory < LEAST_MEMORY:
+            raise ConfigError(
+                f"connection_memory = {self.connection_memory}: it takes {LEAST_MEMORY} or more"
+            )

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ResponseError
 from ..wire import beans
+from ..wire.codes import ResponseCode
 
 __all__ = ["FILE_NAME", "ORDER_TOPICS", "KvConfig"]
 
 log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "kvConfig.json"
+_MOST_TEXT: Final = 65_536  # characters
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"  # the namespace of orders: `broker:queues;...` by topic
 
 Table = dict[str, dict[str, str]]
@@ -32,11 +34,13 @@ class _File:
 class KvConfig:
     """Belongs to one event loop. Changes follow each other; each is on the disk, then seen."""
 
-    def __init__(self, directory: Path | None) -> None:
-        """Raises ConfigError if there is a table that can't be read."""
+    def __init__(self, directory: Path | None, most: int = 10_000) -> None:
+        """`most`: keys of all namespaces. Raises ConfigError if there is a table that can't be
+        read."""
         self._path = directory / FILE_NAME if directory is not None else None
         self._table = _load(self._path) if self._path is not None else {}
         self._changing = asyncio.Lock()
+        self._most = most
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -45,8 +49,15 @@ class KvConfig:
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Raises OSError."""
+        """Raises OSError, and ResponseError if there are too many."""
+        if max(map(len, (namespace, key, value))) > _MOST_TEXT:
+            why = f"a namespace, key or value of more than {_MOST_TEXT} characters"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
         async with self._changing:
+            count = len(self._table) + sum(map(len, self._table.values()))
+            if self.get(namespace, key) is None and count >= self._most:
+                why = f"there are {count} namespaces and keys, which is all (most_keys)"
+                raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
             if self.get(namespace, key) != value:
                 entries = {**self._table.get(namespace, {}), key: value}
                 await self._replace({**self._table, namespace: entries})

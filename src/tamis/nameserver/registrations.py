@@ -7,6 +7,7 @@ it says again word for word is not read again, and long ones are read away from 
 import asyncio
 import hashlib
 import logging
+import re
 import reprlib
 import time
 import zlib
@@ -14,13 +15,17 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+import orjson
+
 from ..errors import ResponseError
 from ..net.aio import Peer
+from ..net.longwork import LongWork
 from ..net.server import Answer, Request
-from ..wire import beans
+from ..wire import beans, fastjson
 from ..wire.bodies import DataVersion, KvTable, QueueData, Registration, TopicConfig
 from ..wire.codes import ResponseCode
 from ..wire.headers import OfBroker, RegisterBroker, RegisterBrokerResponse
+from .config import NameServerConfig
 from .kvconfig import ORDER_TOPICS, KvConfig
 from .table import Announcement, RouteTable
 
@@ -37,8 +42,14 @@ class Registrations:
     """Files what brokers say in the table."""
 
     def __init__(
-        self, table: RouteTable, kv: KvConfig, now: Callable[[], float] = time.monotonic
+        self,
+        table: RouteTable,
+        kv: KvConfig,
+        config: NameServerConfig | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._config = config or NameServerConfig()
+        self.work = LongWork()
         self._table = table
         self._kv = kv
         self._now = now
@@ -59,10 +70,11 @@ class Registrations:
         self, turn: "_Turn", header: RegisterBroker, request: Request
     ) -> Answer:
         async with turn:
-            digest = await asyncio.to_thread(_digest, header, request.body)
+            peer = request.peer
+            digest = await self.work.call(peer, lambda: _digest(header, request.body))
             filed = self._refresh(header, request, digest)
             if filed is None:
-                said = await asyncio.to_thread(_read, header, request, digest)
+                said = await self.work.call(peer, lambda: _read(header, request, digest))
                 filed = self._file(header, request, said)
             if request.peer.is_closed:  # meanwhile: nobody would tell us that this broker is gone
                 self._table.drop_connection(request.peer)
@@ -98,6 +110,16 @@ class Registrations:
     def _file(
         self, header: RegisterBroker, request: Request, said: Announcement
     ) -> RegisterBrokerResponse:
+        """Raises ResponseError if the table has no room for it."""
+        config, why = self._config, ""
+        name = header.broker_name
+        if not self._table.has_broker(name) and self._table.brokers >= config.most_brokers:
+            why = f"{config.most_brokers} brokers are registered, which is all (most_brokers)"
+        elif self._table.topic_count + self._table.unknown(name, said) > config.most_topics:
+            why = f"there would be more than {config.most_topics} topics (most_topics)"
+        if why:
+            log.warning("%s: registration of %.100s refused: %s", request.peer, name, why)
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, f"not registered: {why}")
         return self._table.register(header, said, connection=request.peer, now=self._now())
 
     def _answer(self, filed: RegisterBrokerResponse) -> Answer:
@@ -149,7 +171,7 @@ def _read(header: RegisterBroker, request: Request, digest: bytes) -> Announceme
             version, filter_servers = packed.table.version, packed.filter_servers or []
             queues = _unpacked_queues(name, packed.table.topics.values())
         else:
-            said = beans.decode(_Registration, body)
+            said = beans.from_json(_Registration, _loads(body))
             version, filter_servers = said.table.version, said.filter_servers
             queues = _queues(name, said.table.topics)
     except ValueError as error:
@@ -159,6 +181,50 @@ def _read(header: RegisterBroker, request: Request, digest: bytes) -> Announceme
     return Announcement(
         digest=digest, version=version, queues=queues, filter_servers=filter_servers
     )
+
+
+_HEAVY: Final = 2**20  # bytes of JSON that are not read as a whole
+_TOPICS_AT_ONCE: Final = 1000
+_MOST_ENTRY: Final = 65_536  # bytes of one topic
+_STRING: Final = rb'"(?:[^"\\]|\\.)*+"'
+_PLAIN: Final = rb"(?:[^{}\[\]\"]|" + _STRING + rb")*+"
+# an entry of an object, itself an object with no more than one level of objects in it
+_ENTRY = re.compile(
+    _STRING + rb":\{" + _PLAIN + rb"(?:\{" + _PLAIN + rb"\}" + _PLAIN + rb")*+\}", re.DOTALL
+)
+_TABLE: Final = b'"topicConfigTable":{'
+
+
+def _loads(body: bytes) -> Any:
+    """The JSON of a registration. A long one is read topic by topic, for a JSON parser that reads
+    megabytes at once holds up all threads. Raises ValueError."""
+    start = body.find(_TABLE)
+    if len(body) < _HEAVY or start < 0:
+        if len(body) > _HEAVY:
+            raise ValueError(f"{len(body)} bytes without a table of topics")
+        return fastjson.loads(body)
+    start += len(_TABLE)
+    topics: dict[str, Any] = {}
+    at = first = start
+    count = 0
+    while (entry := _ENTRY.match(body, at, at + _MOST_ENTRY)) is not None:
+        count += 1
+        at = entry.end()
+        is_more = body[at : at + 1] == b","
+        if count % _TOPICS_AT_ONCE == 0 or not is_more:
+            topics |= orjson.loads(b"{" + body[first:at] + b"}")
+            first = at + 1
+        if not is_more:
+            break
+        at += 1
+    if body[at : at + 1] != b"}" or len(body) - (at - start) > _HEAVY:
+        raise ValueError(f"a table of topics that ends at byte {at} in an unknown way")
+    found = fastjson.loads(body[:start] + body[at:])
+    try:
+        found["topicConfigSerializeWrapper"]["topicConfigTable"] |= topics
+    except (KeyError, TypeError):
+        raise ValueError("no table of topics where it should be") from None
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

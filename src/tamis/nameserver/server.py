@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import orjson
 
 from ..errors import ResponseError
 from ..net.server import Answer, Request, Route, Server, needless_header
+from ..net.tasks import Tasks
 from ..wire import beans
 from ..wire.bodies import DataVersion, KvTable, decode_properties, encode_properties
 from ..wire.codes import STANDARD_JSON_VERSION, RequestCode, ResponseCode
@@ -41,6 +43,8 @@ __all__ = ["NameServer", "Settings", "routes"]
 
 log = logging.getLogger(__name__)
 
+_MOST_BODY: Final = 65_536  # bytes of what is short, and not a registration
+
 
 class NameServer:
     """Listens from `start` to `close`. It keeps no routes: brokers tell them again."""
@@ -54,16 +58,18 @@ class NameServer:
         """Raises ConfigError if there is a key-value table that can't be read."""
         self.config = config or NameServerConfig()
         self.table = RouteTable()
-        self.kv = KvConfig(self.config.data)
+        self.kv = KvConfig(self.config.data, self.config.most_keys)
         self.port = self.config.port
-        self._registrations = Registrations(self.table, self.kv, now)
         self._settings = Settings(self.config)
+        self.background = Tasks()
+        self._registrations = Registrations(self.table, self.kv, self.config, now)
         self._server = Server(
             routes(self.table, self.kv, self._registrations, self._settings, now),
             on_close=self._registrations.drop_connection,
             most_connections=self.config.most_connections,
+            connection_memory=self.config.connection_memory,
         )
-        self._scan: asyncio.Task[None] | None = None
+        self._registrations.work = self._server.work
 
     @property
     def address(self) -> str:
@@ -74,12 +80,10 @@ class NameServer:
         """Raises OSError if it can't listen there."""
         self.port = await self._server.start(self.config.bind, self.config.port)
         self._settings.port = self.port
-        self._scan = asyncio.create_task(self._drop_silent())
+        self.background.keep("silent brokers", self._drop_silent)
 
     async def close(self) -> None:
-        if self._scan is not None:
-            self._scan.cancel()
-            await asyncio.gather(self._scan, return_exceptions=True)
+        await self.background.close()
         await self._server.close()
 
     async def _drop_silent(self) -> None:
@@ -188,6 +192,7 @@ def query_data_version(
     table: RouteTable, now: Callable[[], float], header: OfBroker, request: Request
 ) -> Answer:
     """A broker asks whether it must register again; if not, it counts as heard of."""
+    _check_length(request)
     try:
         asked = beans.decode(DataVersion, request.body)
     except ValueError as error:
@@ -250,7 +255,15 @@ def get_kv_namespace(kv: KvConfig, header: OfNamespace, request: Request) -> Ans
     return Answer(body=beans.encode(KvTable(table=entries)))
 
 
+def _check_length(request: Request) -> None:
+    """Raises ResponseError for a body that would take long to read."""
+    if len(request.body) > _MOST_BODY:
+        why = f"a body of {len(request.body)} bytes: the name server takes {_MOST_BODY}"
+        raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+
+
 def update_config(settings: Settings, request: Request) -> Answer:
+    _check_length(request)
     try:
         values = decode_properties(request.body)
     except ValueError as error:

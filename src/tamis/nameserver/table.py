@@ -168,6 +168,26 @@ class RouteTable:
         if not addresses:
             del self._addresses[connection]
 
+    def has_broker(self, name: str) -> bool:
+        return name in self._groups
+
+    @property
+    def brokers(self) -> int:
+        """Names of brokers."""
+        return len(self._groups)
+
+    @property
+    def topic_count(self) -> int:
+        """Of all brokers together."""
+        return sum(len(group.queues) for group in self._groups.values())
+
+    def unknown(self, name: str, said: Announcement) -> int:
+        """How many of the topics the broker has not been told to have."""
+        group = self._groups.get(name)
+        if group is None:
+            return len(said.queues)
+        return len(said.queues.keys() - group.queues.keys())
+
     def version(self, address: str) -> DataVersion | None:
         """The data version a broker registered with."""
         live = self._live.get(address)

@@ -24,6 +24,13 @@ _HIGH_WATER: Final = 4 * 2**20  # bytes waiting to be sent at which a peer is no
 _LOW_WATER: Final = 1 * 2**20
 _SILENCE: Final = 5.0  # seconds without an answer, or anything else
 
+# Why a peer is not read from. It is read from again when there is no reason left.
+FULL: Final = 1  # it does not read its answers
+BUSY: Final = 2  # it has sent more requests than could be served in its turn
+CROWDED: Final = 4  # too many of its requests are under way
+GREEDY: Final = 8  # connections hold more memory than they may, and it holds much of it
+STOPPED: Final = 16  # for good
+
 
 Take = Callable[["Peer", bytes], int]
 Settle = Callable[[Command | Exception], None]
@@ -55,13 +62,14 @@ class Peer(asyncio.Protocol):
         self._on_close = on_close
         self._wire = Connection(max_frame)
         self._waiting: dict[int, Settle] = {}
-        self._postponed: list[Command] = []  # requests, until it reads its answers
         self._is_full = False
+        self._pauses = 0  # reasons not to read from it
         self._transport: asyncio.Transport | None = None
         self.address: tuple[str, int] = ("", 0)
         self.last_active = self.last_received = time.monotonic()
         self.is_closed = False
         self.memo: object = None  # what whoever serves it keeps with it
+        self.kept = 0  # bytes that whoever serves it keeps for it
 
     def __str__(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
@@ -78,7 +86,7 @@ class Peer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.last_active = self.last_received = time.monotonic()
         self._silent_since = None
-        if self._take is not None and not self._is_full:
+        if self._take is not None and not self._pauses:
             data = self._wire.join(data)
             if not data:
                 return
@@ -86,16 +94,25 @@ class Peer(asyncio.Protocol):
             if taken == len(data):
                 return
             data = data[taken:]
+        self._deliver(data)
+
+    def _deliver(self, data: bytes) -> None:
+        commands = self._decode(data)
+        if commands:
+            self._on_requests(self, commands)
+
+    def _decode(self, data: bytes) -> list[Command]:
+        """The requests in `data`; whoever waits for an answer in it is told."""
         try:
             commands = self._wire.receive(data)
         except RemoteProtocolError as error:
             log.warning("%s: closed: %s", self, error)
+            self.stop_reading()  # what follows can't be told apart
             self.close()
-            return
+            return []
         if self._waiting:
             commands = [one for one in commands if not self._is_answer(one)]
-        if commands:
-            self._on_requests(self, commands)
+        return commands
 
     def _is_answer(self, command: Command) -> bool:
         if not command.is_response:
@@ -108,21 +125,22 @@ class Peer(asyncio.Protocol):
     def pause_writing(self) -> None:
         """It does not read its answers: then it is not asked for more requests either."""
         self._is_full = True
-        if not self._holds_back:
-            return
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        if self._holds_back:
+            self.pause_reading(FULL)
 
     def resume_writing(self) -> None:
-        self._is_full = False
-        if not self._holds_back:
-            self._wake()
+        if self._pauses & STOPPED:
             return
-        requests, self._postponed = self._postponed, []
-        if requests:
-            self._on_requests(self, requests)
-        if self._transport is not None and not self._is_full and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._is_full = False
+        if self._holds_back:
+            self._drain()
+            if not self._is_full:
+                self.resume_reading(FULL)
+        else:
+            self._wake()
+
+    def _drain(self) -> None:
+        """It takes answers again: for servers, which may have requests of it that wait."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = True
@@ -130,7 +148,6 @@ class Peer(asyncio.Protocol):
         waiting, self._waiting = self._waiting, {}
         for settle in waiting.values():
             settle(ConnectionError(f"{self} closed the connection"))
-        self._postponed.clear()
         self._wake()
         if self._on_close is not None:
             self._on_close(self)
@@ -155,21 +172,27 @@ class Peer(asyncio.Protocol):
             self.last_active = time.monotonic()
             self._transport.write(data)
 
+    def pause_reading(self, why: int) -> None:
+        """What it sends from now on stays with the system, until the reason is gone."""
+        if not self._pauses and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._pauses |= why
+
+    def resume_reading(self, why: int) -> None:
+        if not self._pauses & why:
+            return
+        self._pauses &= ~why
+        if not self._pauses and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def stop_reading(self) -> None:
         """For good. What it sends from now on is not looked at."""
         self._is_full = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self.pause_reading(STOPPED)
 
     @property
     def is_full(self) -> bool:
         """It does not read what it is sent: nothing large should be added."""
-        return self._is_full
-
-    def postpone(self, requests: list[Command]) -> bool:
-        """If it is not reading: they come again when it does. Gives whether they will."""
-        if self._is_full:
-            self._postponed += requests
         return self._is_full
 
     def tell(self, request: Command) -> None:

@@ -1,14 +1,20 @@
 """A server of RocketMQ's protocol: connections, and for each request the handler a table names.
 
 A handler is a function of the decoded header and the request. It gives an Answer; or a coroutine
-that does; or None, and then answers by `request.answer` when it can, or never.
+or the steps of a long request that do; or None, and then answers by `request.answer` when it can,
+or never.
+
+Requests of a connection are served for a few milliseconds at a time; if it has sent more, it waits
+its turn, and is not read from meanwhile. What takes longer than that is for `longwork`.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,9 +23,14 @@ from ..errors import LocalProtocolError, ResponseError
 from ..wire import command as commands
 from ..wire.codes import CommandFlag, ResponseCode
 from ..wire.command import Command
-from ..wire.frame import Encoding, frame
+from ..wire.connection import Connection
+from ..wire.frame import MAX_HEADER, Encoding, frame
 from ..wire.headers import Header
-from .aio import Peer, Take
+from . import descriptors
+from .aio import BUSY, CROWDED, STOPPED, Peer, Take
+from .buffers import MEMORY, Buffers
+from .longwork import Abandoned, Long, LongWork
+from .tasks import Tasks
 
 __all__ = ["Answer", "Handler", "Request", "Result", "Route", "Server", "needless_header"]
 
@@ -27,9 +38,15 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 120.0  # without a byte either way a connection is closed, as RocketMQ does
 _SCAN_SECONDS: Final = 10.0
+_REVIEW_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 1.0  # for peers to take their last answers when the server closes
 _WRITE_SIZE: Final = 256 * 2**10  # bytes of answers to gather for one write
 MOST_CONNECTIONS: Final = 20_000
+_TURN: Final = 0.003  # seconds to serve requests of one connection, then it is another's turn
+_ROUND: Final = 0.01  # seconds to serve those that wait for their turn, then the loop goes on
+_PIECE: Final = 64 * 2**10  # bytes to take apart at once
+_MOST_UNDER_WAY: Final = 256  # requests of one connection; until some are answered it waits
+_REFUSAL_SECONDS: Final = 1.0  # between lines in the log about connections refused
 _ONEWAY, _RESPONSE = int(CommandFlag.ONEWAY), int(CommandFlag.RESPONSE)  # plain: they are hot
 
 
@@ -86,7 +103,7 @@ class Request:
             self.peer.write(data)
 
 
-Result = Answer | None | Coroutine[Any, Any, Answer | None]
+Result = Answer | None | Coroutine[Any, Any, Answer | None] | Long[Answer]
 Handler = Callable[[Any, Request], Result]
 
 
@@ -114,7 +131,11 @@ class Server:
         on_close: Callable[[Peer], None] = lambda peer: None,
         idle_seconds: float = IDLE_SECONDS,
         most_connections: int = MOST_CONNECTIONS,
+        connection_memory: int = MEMORY,
+        tasks: Tasks | None = None,
     ) -> None:
+        """`connection_memory`: bytes that all connections may keep together. `tasks`: where its
+        own background tasks belong."""
         self._routes = routes
         self._take: Take | None = None
         self._on_close = on_close
@@ -122,8 +143,16 @@ class Server:
         self._most_connections = most_connections
         self._listening: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._background = tasks if tasks is not None else Tasks()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self._in_turn: dict[_ServerPeer, None] = {}  # those with requests that wait
+        self._is_round_due = False
+        self._last_refusal = -math.inf  # when one was logged
+        self._unlogged = 0  # connections refused since
+        self.refused = 0  # connections, since the start
+        self.work = LongWork()
+        self.buffers = Buffers(connection_memory)
         self.peers: set[Peer] = set()
 
     async def bind(self, host: str, port: int) -> int:
@@ -148,7 +177,8 @@ class Server:
         if routes is not None:
             self._routes = routes
         self._take = take
-        self._spawn(self._close_idle())
+        self._background.keep("idle connections", self._close_idle)
+        self._background.keep("connection memory", self._review_buffers)
         for server in self._listening:
             await server.start_serving()
 
@@ -161,6 +191,10 @@ class Server:
     @property
     def tasks(self) -> int:
         return len(self._tasks)
+
+    @property
+    def background(self) -> Tasks:
+        return self._background
 
     def stop_reading(self) -> None:
         """No more requests; answers still go out."""
@@ -177,6 +211,8 @@ class Server:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
+        self.work.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._is_empty.wait()
@@ -190,11 +226,17 @@ class Server:
     def _connected(self) -> Peer:
         return _ServerPeer(self)
 
-    def _serve(self, peer: Peer, requests: list[Command]) -> None:
+    def _serve(self, peer: "_ServerPeer") -> None:
+        """Answers requests of a connection for its share of time; it comes again if there are
+        more."""
+        until = time.monotonic() + _TURN
         written, size = list[bytes](), 0
-        for at, command in enumerate(requests):
+        while not peer.is_full and peer.under_way < _MOST_UNDER_WAY:
+            command = peer.next_request()
+            if command is None:
+                break
             request = Request(peer, command)
-            answer = self._answer(request)
+            answer = self._answer(peer, request)
             if answer is not None and (data := request.encode(answer)):
                 written.append(data)
                 size += len(data)
@@ -202,12 +244,43 @@ class Server:
                     peer.write(b"".join(written))
                     written.clear()
                     size = 0
-                    if peer.postpone(requests[at + 1 :]):
-                        return
+            if time.monotonic() >= until:
+                break
         if written:
             peer.write(written[0] if len(written) == 1 else b"".join(written))
+        if not peer.has_requests:
+            peer.resume_reading(BUSY)
+        else:
+            peer.pause_reading(BUSY)
+            if peer.under_way >= _MOST_UNDER_WAY:
+                peer.pause_reading(CROWDED)
+            elif not peer.is_full:
+                self._wait_in_turn(peer)
 
-    def _answer(self, request: Request) -> Answer | None:
+    def _wait_in_turn(self, peer: "_ServerPeer") -> None:
+        self._in_turn[peer] = None
+        if not self._is_round_due:
+            self._is_round_due = True
+            asyncio.get_running_loop().call_soon(self._serve_round)
+
+    def _serve_round(self) -> None:
+        """Serves those that wait, each its share, for as long as the loop can be held up."""
+        self._is_round_due = False
+        until = time.monotonic() + _ROUND
+        for peer in list(self._in_turn):
+            del self._in_turn[peer]
+            try:
+                self._serve(peer)
+            except Exception:  # the edge of a connection
+                log.exception("%s: closed: its requests can't be served", peer)
+                peer.abort()
+            if time.monotonic() >= until:
+                break
+        if self._in_turn and not self._is_round_due:
+            self._is_round_due = True
+            asyncio.get_running_loop().call_soon(self._serve_round)
+
+    def _answer(self, peer: "_ServerPeer", request: Request) -> Answer | None:
         command = request.command
         route = self._routes.get(command.code)
         if route is None:
@@ -218,17 +291,31 @@ class Server:
             if route.header is not None:
                 header = route.header.from_fields(command.fields, letters=route.letters)
             result = route.handle(header, request)
+            if isinstance(result, Long):
+                result = self.work.finish(peer, result)
         except Exception as error:
             return self._failed(request, error)
         if result is None or isinstance(result, Answer):
             return result
         # one that is cancelled before its first step would leave the handler's unawaited
-        self._spawn(self._finish(request, result)).add_done_callback(lambda task: result.close())
+        peer.began(command)
+        task = self._spawn(self._finish(request, result))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            result.close()
+            peer.ended(command)
+            if peer.under_way <= _MOST_UNDER_WAY // 2 and peer.is_crowded:
+                peer.resume_reading(CROWDED)
+                self._wait_in_turn(peer)
+
+        task.add_done_callback(ended)
         return None
 
     async def _finish(self, request: Request, work: Coroutine[Any, Any, Answer | None]) -> None:
         try:
             answer = await work
+        except Abandoned:
+            return
         except Exception as error:
             answer = self._failed(request, error)
         if answer is not None:
@@ -243,8 +330,13 @@ class Server:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a request was not answered: %r", error, exc_info=error)
 
     async def _close_idle(self) -> None:
         while True:
@@ -255,26 +347,155 @@ class Server:
                     log.info("%s: closed: silent for %g s", peer, self._idle_seconds)
                     peer.abort()  # it may have answers that it does not read
 
+    async def _review_buffers(self) -> None:
+        while True:
+            await asyncio.sleep(_REVIEW_SECONDS)
+            self.buffers.review()
+
+    def _admit(self, peer: Peer) -> bool:
+        """Whether there may be one more connection."""
+        if len(self.peers) >= self._most_connections:
+            why = f"{self._most_connections} connections are enough (most_connections)"
+        elif not descriptors.take():
+            why = f"the limit of open files leaves room for {descriptors.room()} (ulimit -n)"
+        else:
+            return True
+        self.refused += 1
+        self._unlogged += 1
+        now = time.monotonic()
+        if now - self._last_refusal >= _REFUSAL_SECONDS:
+            others = f"; {self._unlogged - 1} others before it" if self._unlogged > 1 else ""
+            log.warning("%s: closed: %s%s", peer, why, others)
+            self._last_refusal, self._unlogged = now, 0
+        return False
+
 
 class _ServerPeer(Peer):
+    """A connection with its requests that wait."""
+
     def __init__(self, server: Server) -> None:
-        super().__init__(server._serve, server._on_close, take=server._take)
+        super().__init__(_nobody, server._on_close, take=server._take)
+        self._wire = Connection(max_header=MAX_HEADER)
         self._server = server
+        self._is_admitted = False
+        self._undecoded: deque[bytes] = deque()
+        self._at = 0  # in the first of them
+        self._undecoded_size = 0
+        self._requests: deque[Command] = deque()
+        self._requests_size = 0  # bytes they came in
+        self._under_way_size = 0
+        self.under_way = 0  # requests whose answers are waited for, without those held
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._is_admitted = self._server._admit(self)
+        if not self._is_admitted:
+            self.stop_reading()
+            self.abort()
+            return
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self._server.peers) >= self._server._most_connections:
-            log.warning("%s: closed: %d connections are enough", self, len(self._server.peers))
-            self.close()
-            return
         self._server.peers.add(self)
         self._server._is_empty.clear()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._server.peers.discard(self)
-        if not self._server.peers:
-            self._server._is_empty.set()
+        server = self._server
+        server.peers.discard(self)
+        server._in_turn.pop(self, None)
+        server.buffers.forget(self)
+        self._wire = Connection()  # whoever still knows it is not to keep what it sent
+        self._undecoded.clear()
+        self._requests.clear()
+        self._undecoded_size = self._requests_size = self._at = 0
+        if self._is_admitted:
+            descriptors.release()
+        if not server.peers:
+            server._is_empty.set()
         super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._note_size()
+
+    def _deliver(self, data: bytes) -> None:
+        self._undecoded.append(data)
+        self._undecoded_size += len(data)
+        if not self._pauses:
+            self._server._serve(self)
+
+    def _drain(self) -> None:
+        if self.has_requests:
+            self._server._serve(self)
+
+    def resume_reading(self, why: int) -> None:
+        super().resume_reading(why)
+        if not self._pauses and self.has_requests:
+            self._server._wait_in_turn(self)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether there may be some that were not looked at."""
+        return bool(self._requests or self._undecoded) and not self._pauses & STOPPED
+
+    @property
+    def is_crowded(self) -> bool:
+        return bool(self._pauses & CROWDED)
+
+    def next_request(self) -> Command | None:
+        while not self._requests:
+            self._requests_size = 0
+            if not self._undecoded or self._pauses & STOPPED:
+                return None
+            piece = self._next_piece()
+            self._requests.extend(self._decode(piece))
+            self._requests_size = len(piece) if self._requests else 0
+        return self._requests.popleft()
+
+    def _next_piece(self) -> bytes:
+        """Of what came, as much as can be taken apart at once: a piece, or the whole of a frame
+        that is longer."""
+        data, at = self._undecoded[0], self._at
+        size = _PIECE
+        if not self._wire.pending:
+            size = max(size, 4 + int.from_bytes(data[at : at + 4]))
+        if len(data) - at <= size:
+            self._undecoded.popleft()
+            self._at = 0
+        else:
+            self._at = at + size
+        self._undecoded_size -= min(size, len(data) - at)
+        return data[at : at + size] if at or size < len(data) else data
+
+    def began(self, request: Command) -> None:
+        self.under_way += 1
+        self._under_way_size += len(request.body)
+
+    def ended(self, request: Command) -> None:
+        self.under_way -= 1
+        self._under_way_size -= len(request.body)
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        self._note_size()
+
+    @property
+    def buffered(self) -> int:
+        """Bytes it makes us keep: parts of frames, requests, answers it does not read."""
+        transport = self._transport
+        return (
+            self._wire.pending
+            + self._undecoded_size
+            + self._requests_size
+            + self._under_way_size
+            + self.kept
+            + (transport.get_write_buffer_size() if transport is not None else 0)
+        )
+
+    def _note_size(self) -> None:
+        if not self.is_closed:
+            self._server.buffers.note(self, self.buffered)
+
+
+def _nobody(peer: Peer, requests: list[Command]) -> None:
+    raise AssertionError("a server takes its requests one by one")

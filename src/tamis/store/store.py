@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -397,12 +397,17 @@ class Store:
             except CorruptRecord as bad:
                 at = recovery.next_record(self._log, bad.offset + 1)
 
-    def set_filters(self, filters: Iterable[tables.FilterData]) -> None:
-        """The groups whose SQL goes into the bitmaps of messages dispatched from now on."""
+    def set_filters(
+        self,
+        filters: Iterable[tables.FilterData],
+        compiled: Mapping[str, BatchFilter] | None = None,
+    ) -> None:
+        """The groups whose SQL goes into the bitmaps of messages dispatched from now on;
+        `compiled`, by their expressions, need not be compiled again."""
         if not self.config.bitmaps:
             return
         found: dict[str, list[GroupFilter]] = {}
-        known, self._compiled = self._compiled, {}
+        known, self._compiled = {**self._compiled, **(compiled or {})}, {}
         for data in filters:
             try:
                 batch_filter = known.get(data.expression) or BatchFilter(parse(data.expression))

@@ -9,7 +9,7 @@ integer is taken in quotes too, and a constant of an enum by its place: the C++ 
 import re
 import reprlib
 import types
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum, EnumType, StrEnum
 from functools import cache
@@ -25,18 +25,119 @@ from typing import (
     get_type_hints,
 )
 
+import orjson
+
 from . import fastjson
 from .fastjson import ObjectKey
 from .fields import camel
 
-__all__ = ["decode", "encode", "from_json", "to_json"]
+__all__ = ["decode", "encode", "encode_steps", "from_json", "to_json"]
 
 T = TypeVar("T")
+_SCALARS = frozenset({str, int, bool, float, type(None)})
 
 
 def encode(bean: Any) -> bytes:
     """A body."""
     return fastjson.render(to_json(bean)).encode()
+
+
+def encode_steps(bean: Any) -> Generator[None, None, bytes]:
+    """As `encode`, but for the order of a map's entries, with a yield after each of them: a server
+    can do something else while it encodes a large bean. The bean must not change meanwhile."""
+    parts: list[str] = []
+    yield from _render(bean, parts)
+    return "".join(parts).encode()
+
+
+def _render(value: Any, parts: list[str]) -> Generator[None, None, None]:
+    """The JSON of a value, in parts."""
+    between = ""
+    if is_dataclass(value) and not isinstance(value, type) and not _is_flat(cast(Any, type(value))):
+        parts.append("{")
+        for column in sorted(_columns(type(value)), key=lambda column: column.last):
+            entry = getattr(value, column.name)
+            if entry is not None:
+                parts.append(f'{between}"{column.last}":')
+                between = ","
+                yield from _render(entry, parts)
+        parts.append("}")
+    elif isinstance(value, Mapping):
+        parts.append("{")
+        for key, entry in value.items():
+            if is_dataclass(key) or isinstance(key, str):
+                parts.append(f"{between}{_plain_text(key)}:")
+            else:
+                parts.append(f"{between}{key:d}:")
+            between = ","
+            if _is_plain(entry):
+                parts.append(_plain_text(entry))
+                yield
+            else:
+                yield from _render(entry, parts)
+        parts.append("}")
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts.append("[")
+        for item in value:
+            parts.append(between)
+            between = ","
+            if _is_plain(item):
+                parts.append(_plain_text(item))
+                yield
+            else:
+                yield from _render(item, parts)
+        parts.append("]")
+    else:
+        parts.append(_plain_text(value))
+        yield
+
+
+def _plain_text(value: Any) -> str:
+    """Ten times as fast as `fastjson.render(to_json(value))`, where there are only plain fields."""
+    if type(value) in (str, int):
+        return orjson.dumps(value).decode()
+    if is_dataclass(value):
+        names = _plain_fields(cast(Any, type(value)))
+        if names is not None:
+            fields = {last: getattr(value, name) for name, last in names}
+            if None in fields.values():
+                fields = {last: entry for last, entry in fields.items() if entry is not None}
+            return orjson.dumps(fields).decode()
+    return fastjson.render(to_json(value))
+
+
+@cache
+def _plain_fields(bean: Any) -> tuple[tuple[str, str], ...] | None:
+    """Names of fields and what they are in JSON, in its order, if all are plain values."""
+    columns = _columns(bean)
+    if any(column.outer or is_dataclass(column.kind) for column in columns) or not _is_flat(bean):
+        return None
+    return tuple(sorted(((c.name, c.last) for c in columns), key=lambda names: names[1]))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is quickly rendered as a whole."""
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return len(value) <= 4 and all(
+            not isinstance(item, Mapping | list | tuple | set | frozenset) and _is_plain(item)
+            for item in (value.values() if isinstance(value, Mapping) else value)
+        )
+    return not is_dataclass(value) or _is_flat(cast(Any, type(value)))
+
+
+@cache
+def _is_flat(bean: Any) -> bool:
+    """Whether a bean has no containers in it, or can't be rendered field by field."""
+    columns = _columns(bean)
+    return any(c.outer for c in columns) or not any(_has_container(c.kind) for c in columns)
+
+
+def _has_container(kind: Any) -> bool:
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_has_container(one) for one in get_args(kind))
+    if is_dataclass(kind):
+        return not _is_flat(cast(Any, kind))
+    return get_origin(kind) is not None
 
 
 def decode(kind: type[T], body: bytes) -> T:
@@ -46,8 +147,17 @@ def decode(kind: type[T], body: bytes) -> T:
 
 def to_json(value: Any) -> Any:
     """As fastjson has it: fields in alphabetical order, those that are None left out."""
+    if type(value) in _SCALARS:  # most are: the rest of this takes 5 times as long
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         made: dict[str, Any] = {}
+        names = _plain_fields(cast(Any, type(value)))
+        if names is not None:
+            for name, last in names:
+                entry = getattr(value, name)
+                if entry is not None:
+                    made[last] = entry.value if isinstance(entry, Enum) else entry
+            return made
         for column in _columns(type(value)):
             entry = to_json(getattr(value, column.name))
             if entry is not None:

@@ -20,6 +20,7 @@ from .frame import Encoding, Frame, frame
 __all__ = ["Command", "Fields", "decode", "encode"]
 
 Fields = dict[str, str]
+_MOST_FIELDS: Final = 4096  # of a header: RocketMQ's have up to 20
 _RESPONSE, _ONEWAY = int(CommandFlag.RESPONSE), int(CommandFlag.ONEWAY)  # plain: they are hot
 
 
@@ -72,6 +73,8 @@ def _decode_json(header: bytes, body: bytes) -> Command:
         found = orjson.loads(header)
         fields = found.get("extFields")
         if fields is not None:
+            if len(fields) > _MOST_FIELDS:
+                raise ValueError(f"{len(fields)} fields: it takes up to {_MOST_FIELDS}")
             for value in fields.values():
                 if type(value) is not str:
                     fields = _as_strings(fields)
@@ -142,8 +145,11 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
         if not 0 <= fields_size <= len(header) - at:
             raise ValueError(f"{fields_size} bytes of fields in a header of {len(header)}")
         fields: Fields | None = {} if fields_size else None
-        end = at + fields_size
+        end, count = at + fields_size, 0
         while fields is not None and at < end:
+            count += 1
+            if count > _MOST_FIELDS:
+                raise ValueError(f"more than {_MOST_FIELDS} fields")
             (name_size,) = _SHORT.unpack_from(header, at)
             name, at = _text(header, at + 2, name_size)
             (value_size,) = _INT.unpack_from(header, at)

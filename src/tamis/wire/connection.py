@@ -17,8 +17,8 @@ _RESPONSE = int(CommandFlag.RESPONSE)  # plain: an IntFlag takes a microsecond t
 class Connection:
     """Not for several threads. After a RemoteProtocolError it is of no more use."""
 
-    def __init__(self, max_frame: int = MAX_FRAME) -> None:
-        self._frames = FrameReader(max_frame)
+    def __init__(self, max_frame: int = MAX_FRAME, max_header: int = MAX_FRAME) -> None:
+        self._frames = FrameReader(max_frame, max_header)
         self._last_opaque = 0
         self._outstanding: set[int] = set()
 
@@ -49,6 +49,11 @@ class Connection:
         was = opaque in self._outstanding
         self._outstanding.discard(opaque)
         return was
+
+    @property
+    def pending(self) -> int:
+        """Bytes kept of a frame that is not whole yet."""
+        return self._frames.pending
 
     @property
     def outstanding(self) -> int:

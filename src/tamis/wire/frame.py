@@ -14,9 +14,12 @@ from typing import Final, NamedTuple
 
 from ..errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["MAX_FRAME", "Encoding", "Frame", "FrameReader", "frame"]
+__all__ = ["MAX_FRAME", "MAX_HEADER", "Encoding", "Frame", "FrameReader", "frame"]
 
 MAX_FRAME: Final = 16 * 2**20  # bytes, its length field included (`NettyDecoder`)
+# Of a request's header. RocketMQ has no limit but the frame's; its longest have an expression of
+# 65,536 characters. A header is read at once, while all others wait: this one takes some 10 ms.
+MAX_HEADER: Final = 512 * 2**10
 _HEAD: Final = struct.Struct(">iI")  # length; encoding and length of the header
 
 
@@ -44,8 +47,9 @@ def frame(encoding: Encoding, header: bytes, body: bytes = b"") -> bytes:
 class FrameReader:
     """Takes a stream in pieces of any size, gives whole frames. After an error, use no more."""
 
-    def __init__(self, max_frame: int = MAX_FRAME) -> None:
+    def __init__(self, max_frame: int = MAX_FRAME, max_header: int = MAX_FRAME) -> None:
         self._max_frame = max_frame
+        self._max_header = max_header
         self._kept = bytearray()  # of a frame not whole yet
         self._wanted = 8  # bytes at which to look again
 
@@ -76,7 +80,11 @@ class FrameReader:
         while size - at >= 8:
             length, mark = unpack(data, at)
             header_size = mark & 0xFFFFFF
-            if not 4 + header_size <= length <= self._max_frame - 4 or mark >> 25:
+            if (
+                not 4 + header_size <= length <= self._max_frame - 4
+                or mark >> 25
+                or header_size > self._max_header
+            ):
                 raise RemoteProtocolError(self._why(length, mark))
             end = at + 4 + length
             if end > size:
@@ -98,6 +106,8 @@ class FrameReader:
             return f"a frame of {length} bytes: it takes 4 to {self._max_frame - 4}"
         if mark >> 25:
             return f"a header of encoding {mark >> 24}: it takes 0 (JSON) or 1 (ROCKETMQ)"
+        if mark & 0xFFFFFF > self._max_header:
+            return f"a header of {mark & 0xFFFFFF} bytes: it takes up to {self._max_header}"
         return f"a header of {mark & 0xFFFFFF} bytes in a frame of {length}"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import ResponseError
+from ...net.longwork import Steps, stepwise
 from ...net.server import Answer, Request
 from ...store.store import Store
 from ...wire import beans
@@ -52,6 +53,7 @@ from ..members import ConsumerGroup, Consumers, Member, Producers
 from ..offsets import Offsets
 from ..stats import Stats
 from ..topics import Topics
+from .bodies import answer_steps, decode
 from .queries import offset_at, store_time
 
 __all__ = [
@@ -78,6 +80,8 @@ log = logging.getLogger(__name__)
 _LONG_MAX: Final = 2**63 - 1
 _RESET_VERSION: Final = 28  # V3_0_7_SNAPSHOT: the first that knows resets and status questions
 _STATUS_SECONDS: Final = 5.0  # a client has to tell its status
+_ASKED_AT_ONCE: Final = 100  # clients
+_MOST_STATUS: Final = 256 * 2**10  # bytes of what a client tells
 
 
 # Settings.
@@ -85,13 +89,10 @@ _STATUS_SECONDS: Final = 5.0  # a client has to tell its status
 
 def create_group(groups: Groups, header: None, request: Request) -> Answer:
     """Or change it."""
-    try:
-        group = beans.decode(GroupConfig, request.body)
-    except ValueError as error:
-        why = f"the settings of a group can't be read: {error}"
-        raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
+    group = decode(GroupConfig, request, "the settings of a group can't be read")
     if not group.name.strip():
         raise ResponseError(ResponseCode.SYSTEM_ERROR, "The specified group is blank.")
+    groups.check_quota(group.name, None)
     log.info("group %s: put by %s", group.name, request.peer)
     groups.put(group)
     return Answer()
@@ -105,9 +106,10 @@ def delete_group(groups: Groups, offsets: Offsets, header: DeleteGroup, request:
     return Answer()
 
 
-def all_groups(groups: Groups, header: None, request: Request) -> Answer:
-    table = GroupTable(groups=dict(groups), version=groups.version)
-    return Answer(body=beans.encode(table))
+@stepwise
+def all_groups(groups: Groups, header: None, request: Request) -> Steps[Answer]:
+    table = GroupTable(groups=groups.copy(), version=groups.version)
+    return (yield from answer_steps(table))
 
 
 def one_group(groups: Groups, header: OfGroup, request: Request) -> Answer:
@@ -122,65 +124,77 @@ def one_group(groups: Groups, header: OfGroup, request: Request) -> Answer:
 # Who is connected.
 
 
-def consumer_connections(consumers: Consumers, header: OfConsumerGroup, request: Request) -> Answer:
+@stepwise
+def consumer_connections(
+    consumers: Consumers, header: OfConsumerGroup, request: Request
+) -> Steps[Answer]:
     group = consumers.groups.get(header.consumer_group)
     if group is None:
         why = f"the consumer group[{header.consumer_group}] not online"
         raise ResponseError(ResponseCode.CONSUMER_NOT_ONLINE, why)
+    connections = yield from _connections(group.members.values())
     body = ConsumerConnection(
-        connections=_connections(group.members.values()),
-        subscriptions=group.subscriptions,
+        connections=connections,
+        subscriptions=group.subscriptions.copy(),
         consume_type=group.consume_type,
         message_model=group.message_model,
         consume_from_where=group.consume_from_where,
     )
-    return Answer(body=beans.encode(body))
+    return (yield from answer_steps(body))
 
 
-def producer_connections(producers: Producers, header: OfProducerGroup, request: Request) -> Answer:
+@stepwise
+def producer_connections(
+    producers: Producers, header: OfProducerGroup, request: Request
+) -> Steps[Answer]:
     members = producers.groups.get(header.producer_group)
     if members is None:
         why = f"the producer group[{header.producer_group}] not exist"
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
-    body = ProducerConnection(connections=_connections(members.values()))
-    return Answer(body=beans.encode(body))
+    connections = yield from _connections(members.values())
+    return (yield from answer_steps(ProducerConnection(connections=connections)))
 
 
-def _connections(members: Iterable[Member]) -> list[Connection]:
-    return [
-        Connection(
-            client_id=member.client_id,
-            client_addr=str(member.peer),
-            language=member.language.name,
-            version=member.version,
+def _connections(members: Iterable[Member]) -> Steps[list[Connection]]:
+    made = []
+    for member in list(members):
+        made.append(
+            Connection(
+                client_id=member.client_id,
+                client_addr=str(member.peer),
+                language=member.language.name,
+                version=member.version,
+            )
         )
-        for member in members
-    ]
+        yield None
+    return made
 
 
+@stepwise
 def all_producers(
     producers: Producers,
     header: None,
     request: Request,
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
-) -> Answer:
+) -> Steps[Answer]:
     """`clock` is the one members were seen by; clients are told the time of day."""
     began = now() - clock()
-    made = {
-        group: [
-            ProducerInfo(
-                client_id=member.client_id,
-                remote_ip=f"/{member.peer}",  # as Java shows an address
-                language=member.language.name,
-                version=member.version,
-                last_update_timestamp=int((began + member.seen) * 1000),
+    made: dict[str, list[ProducerInfo]] = {}
+    for group, members in list(producers.groups.items()):
+        listed = made[group] = []
+        for member in list(members.values()):
+            listed.append(
+                ProducerInfo(
+                    client_id=member.client_id,
+                    remote_ip=f"/{member.peer}",  # as Java shows an address
+                    language=member.language.name,
+                    version=member.version,
+                    last_update_timestamp=int((began + member.seen) * 1000),
+                )
             )
-            for member in members.values()
-        ]
-        for group, members in producers.groups.items()
-    }
-    return Answer(body=beans.encode(ProducerTable(producers=made)))
+            yield None
+    return (yield from answer_steps(ProducerTable(producers=made)))
 
 
 # How far they have consumed.
@@ -202,7 +216,7 @@ class Progress:
         found = self.consumers.groups.get(group)
         return found is not None and bool(found.subscriptions) and topic not in found.subscriptions
 
-    def of(self, group: str, topic: str, queues: int) -> dict[MessageQueue, QueueProgress]:
+    def of(self, group: str, topic: str, queues: int) -> Steps[dict[MessageQueue, QueueProgress]]:
         made = {}
         for queue_id in range(queues):
             queue = self.store.find_queue(topic, queue_id)
@@ -214,10 +228,12 @@ class Progress:
                 last_timestamp=max(stored, 0),
                 pull_offset=consumed,  # what was given out beyond it is not kept
             )
+            yield None
         return made
 
 
-def consume_stats(progress: Progress, header: GetConsumeStats, request: Request) -> Answer:
+@stepwise
+def consume_stats(progress: Progress, header: GetConsumeStats, request: Request) -> Steps[Answer]:
     group = header.consumer_group
     queues: dict[MessageQueue, QueueProgress] = {}
     rate = 0.0
@@ -225,9 +241,9 @@ def consume_stats(progress: Progress, header: GetConsumeStats, request: Request)
         topic = progress.topics.get(name)
         if topic is None or progress.is_left(group, name):
             continue
-        queues |= progress.of(group, name, topic.read_queues)
+        queues |= yield from progress.of(group, name, topic.read_queues)
         rate += progress.stats.consume_rate(group, name)
-    return Answer(body=beans.encode(ConsumeStats(queues=queues, consume_tps=rate)))
+    return (yield from answer_steps(ConsumeStats(queues=queues, consume_tps=rate)))
 
 
 def _topics_asked_for(progress: Progress, header: GetConsumeStats, request: Request) -> list[str]:
@@ -239,36 +255,45 @@ def _topics_asked_for(progress: Progress, header: GetConsumeStats, request: Requ
     return progress.offsets.topics(header.consumer_group)
 
 
+@stepwise
 def all_consume_stats(
     progress: Progress,
     groups: Groups,
     address: Callable[[], str],
     header: GetBrokerConsumeStats,
     request: Request,
-) -> Answer:
+) -> Steps[Answer]:
     """Of all groups; `address` is the broker's own."""
     made: list[dict[str, list[ConsumeStats]]] = []
     behind = 0
-    for group in groups:
+    consumed: dict[str, list[str]] = {}  # topics, by group
+    for topic_name, group in progress.offsets.pairs():
+        consumed.setdefault(group, []).append(topic_name)
+    for group in list(groups):
         of_topics = []
-        for name in progress.offsets.topics(group):
+        yield None
+        for name in consumed.get(group, ()):
             topic = progress.topics.get(name)
             if topic is None or (header.is_order and not topic.order):
                 continue
             if progress.is_left(group, name):
                 continue
-            queues = progress.of(group, name, topic.write_queues)
+            queues = yield from progress.of(group, name, topic.write_queues)
             behind += sum(one.broker_offset - one.consumer_offset for one in queues.values())
             rate = progress.stats.consume_rate(group, name)
             of_topics.append(ConsumeStats(queues=queues, consume_tps=rate))
         made.append({group: of_topics})
     body = BrokerConsumeStats(stats=made, broker_addr=address(), total_diff=behind)
-    return Answer(body=beans.encode(body))
+    return (yield from answer_steps(body))
 
 
-def all_offsets(offsets: Offsets, header: None, request: Request) -> Answer:
-    made = {f"{topic}@{group}": queues for (topic, group), queues in offsets.all().items()}
-    return Answer(body=beans.encode(OffsetWrapper(offsets=made)))
+@stepwise
+def all_offsets(offsets: Offsets, header: None, request: Request) -> Steps[Answer]:
+    made = {}
+    for topic, group in offsets.pairs():
+        made[f"{topic}@{group}"] = offsets.of(group, topic)
+        yield None
+    return (yield from answer_steps(OffsetWrapper(offsets=made)))
 
 
 def delay_offsets(
@@ -278,9 +303,10 @@ def delay_offsets(
     return Answer(body=beans.encode(OffsetTable(offsets=dict(delivered()))))
 
 
+@stepwise
 def correct_offsets(
     store: Store, offsets: Offsets, header: CorrectOffset, request: Request
-) -> Answer:
+) -> Steps[Answer]:
     """Of each queue, the least that any group has consumed; the largest number there is, where
     `compare_group` is behind that. RocketMQ means this, but forgets the offsets of the groups it is
     to leave out, and looks the compared group up under a wrong name."""
@@ -293,19 +319,21 @@ def correct_offsets(
             queue = store.find_queue(header.topic, queue_id)
             if queue is None or offset >= queue.min_offset:
                 least[queue_id] = min(offset, least.get(queue_id, _LONG_MAX))
+            yield None
     for queue_id, offset in offsets.of(header.compare_group, header.topic).items():
         if least.get(queue_id, -1) > offset:
             least[queue_id] = _LONG_MAX
-    return Answer(body=beans.encode(CorrectionOffsets(offsets=least)))
+    return (yield from answer_steps(CorrectionOffsets(offsets=least)))
 
 
+@stepwise
 def clone_offsets(
     topics: Topics,
     consumers: Consumers,
     offsets: Offsets,
     header: CloneGroupOffset,
     request: Request,
-) -> Answer:
+) -> Steps[Answer]:
     """Of one topic, or of all the source group has offsets of."""
     source, target = header.src_group, header.dest_group
     named = header.topic is not None and bool(header.topic.strip())
@@ -321,6 +349,7 @@ def clone_offsets(
         ):
             continue
         offsets.clone(source, target, topic)
+        yield None
         log.info("offsets of %s: given to %s as %s has them", topic, target, source)
     return Answer()
 
@@ -328,6 +357,7 @@ def clone_offsets(
 # Resets.
 
 
+@stepwise
 def reset_offset(
     broker: str,
     store: Store,
@@ -336,7 +366,7 @@ def reset_offset(
     offsets: Offsets,
     header: ResetOffset,
     request: Request,
-) -> Answer:
+) -> Steps[Answer]:
     """To what was stored at a time, or to the end for -1; only backwards unless forced.
 
     The members of the group are told, and move; it takes them 10 s. 5.x's tools may name a queue
@@ -359,7 +389,8 @@ def reset_offset(
         if group is None:
             offsets.commit(name, header.topic, header.queue_id, header.offset)
     else:
-        table = _reset_to(store, offsets, header, topic.write_queues)
+        table = yield from _reset_to(store, offsets, header, topic.write_queues)
+        group = consumers.groups.get(name)
         if group is None:
             why = (
                 "Consumer not online, so can not reset offset, "
@@ -368,11 +399,13 @@ def reset_offset(
             raise ResponseError(ResponseCode.CONSUMER_NOT_ONLINE, why)
     queues = {MessageQueue(header.topic, broker, i): offset for i, offset in table.items()}
     if group is not None:
-        _push_reset(group, header, queues)
-    return Answer(body=beans.encode(ResetOffsets(offsets=queues)))
+        yield from _push_reset(group, header, queues)
+    return (yield from answer_steps(ResetOffsets(offsets=queues)))
 
 
-def _reset_to(store: Store, offsets: Offsets, header: ResetOffset, queues: int) -> dict[int, int]:
+def _reset_to(
+    store: Store, offsets: Offsets, header: ResetOffset, queues: int
+) -> Steps[dict[int, int]]:
     table = {}
     one = header.queue_id
     for queue_id in range(queues) if one is None or one < 0 else [one]:
@@ -386,19 +419,23 @@ def _reset_to(store: Store, offsets: Offsets, header: ResetOffset, queues: int) 
         else:
             wanted = offset_at(store, header.topic, queue_id, header.timestamp)
         table[queue_id] = wanted if header.is_force or wanted < consumed else consumed
+        yield None
     return table
 
 
-def _push_reset(group: ConsumerGroup, header: ResetOffset, queues: dict[MessageQueue, int]) -> None:
+def _push_reset(
+    group: ConsumerGroup, header: ResetOffset, queues: dict[MessageQueue, int]
+) -> Steps[None]:
     _check_versions(group.members.values())
     fields = ResetOffset(topic=header.topic, group=group.name, timestamp=header.timestamp)
-    plain = beans.encode(ResetOffsets(offsets=queues))
-    listed = beans.encode(
-        ResetOffsetsOfCpp(
-            offsets=[beans.to_json(q) | {"offset": offset} for q, offset in queues.items()]
-        )
-    )
-    for member in group.members.values():
+    plain = yield from beans.encode_steps(ResetOffsets(offsets=queues))
+    items = []
+    for queue, offset in queues.items():
+        items.append(beans.to_json(queue) | {"offset": offset})
+        yield None
+    listed = yield from beans.encode_steps(ResetOffsetsOfCpp(offsets=items))
+    for member in list(group.members.values()):
+        yield None
         # RocketMQ goes by the language of who asks; but it is the member that has to read it
         body = listed if member.language is Language.CPP else plain
         code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
@@ -425,12 +462,13 @@ async def consumer_status(
     _check_versions(group.members.values())
     wanted = (header.client_addr or "").strip()
     asked = [m for m in group.members.values() if not wanted or m.client_id == wanted]
-    found = await asyncio.gather(*(_status_of(member, header) for member in asked))
-    made = {
-        member.client_id: queues
-        for member, queues in zip(asked, found, strict=True)
-        if queues is not None
-    }
+    made = {}
+    for at in range(0, len(asked), _ASKED_AT_ONCE):
+        some = asked[at : at + _ASKED_AT_ONCE]
+        found = await asyncio.gather(*(_status_of(member, header) for member in some))
+        for member, queues in zip(some, found, strict=True):
+            if queues is not None:
+                made[member.client_id] = queues
     return Answer(body=beans.encode(ConsumerStatus(by_client=made, queues={})))
 
 
@@ -440,7 +478,9 @@ async def _status_of(member: Member, header: GetConsumerStatus) -> dict[MessageQ
     code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
     try:
         answer = await member.peer.ask(Command(code=code, fields=fields), _STATUS_SECONDS)
-        if answer.code == ResponseCode.SUCCESS and answer.body:
+        if len(answer.body) > _MOST_STATUS:
+            log.warning("%s tells too much: %d bytes", member.peer, len(answer.body))
+        elif answer.code == ResponseCode.SUCCESS and answer.body:
             return beans.decode(ConsumerStatus, answer.body).queues
         log.warning("%s does not tell its status: %s", member.peer, answer.remark)
     except (TimeoutError, ConnectionError, ValueError) as error:

@@ -1,30 +1,30 @@
 """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, of consumers that consume in order."""
 
-from ...errors import ResponseError
+from typing import Final
+
+from ...net.longwork import Steps, stepwise
 from ...net.server import Answer, Request
-from ...wire import beans
 from ...wire.bodies import LockRequest, LockResponse, UnlockRequest
-from ...wire.codes import ResponseCode
 from ..locks import Locks
+from .bodies import answer_steps, decode_steps
 
 __all__ = ["lock_queues", "unlock_queues"]
 
 
-def lock_queues(locks: Locks, header: None, request: Request) -> Answer:
-    wanted = _decoded(LockRequest, request)
-    held = locks.lock(wanted.group, wanted.client_id, wanted.queues)
-    return Answer(body=beans.encode(LockResponse(queues=held)))
+_REFUSAL: Final = "a body that can't be read"
 
 
-def unlock_queues(locks: Locks, header: None, request: Request) -> Answer:
-    wanted = _decoded(UnlockRequest, request)
-    locks.unlock(wanted.group, wanted.client_id, wanted.queues)
+@stepwise
+def lock_queues(locks: Locks, header: None, request: Request) -> Steps[Answer]:
+    wanted = yield from decode_steps(LockRequest, request, _REFUSAL)
+    held = yield from locks.lock_steps(wanted.group, wanted.client_id, wanted.queues)
+    return (yield from answer_steps(LockResponse(queues=held)))
+
+
+@stepwise
+def unlock_queues(locks: Locks, header: None, request: Request) -> Steps[Answer]:
+    wanted = yield from decode_steps(UnlockRequest, request, _REFUSAL)
+    for queue in wanted.queues:
+        locks.unlock(wanted.group, wanted.client_id, [queue])
+        yield None
     return Answer()
-
-
-def _decoded(kind: type[LockRequest], request: Request) -> LockRequest:
-    try:
-        return beans.decode(kind, request.body)
-    except ValueError as error:
-        why = f"a body that can't be read: {error}"
-        raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None

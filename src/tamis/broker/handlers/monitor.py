@@ -41,6 +41,9 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 FILTER_SERVER_SECONDS: Final = 30.0  # of silence, after which it is no longer named to clients
+_MOST_FILTER_SERVERS: Final = 100  # they are named in every route
+_MOST_ADDRESS: Final = 255  # characters
+_MOST_SETTINGS: Final = 65_536  # bytes of changes at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +200,9 @@ def broker_config(
 
 
 def update_broker_config(settings: Settings, header: None, request: Request) -> Answer:
+    if len(request.body) > _MOST_SETTINGS:
+        why = f"{len(request.body)} bytes of settings: the broker takes {_MOST_SETTINGS} at once"
+        raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
     try:
         values = decode_properties(request.body)
         if values:
@@ -229,7 +235,14 @@ class FilterServers:
         self._servers: dict[Peer, tuple[str, float]] = {}  # address, when last heard of
 
     def register(self, peer: Peer, address: str) -> None:
+        """Raises ResponseError if there are too many."""
         known = self._servers.get(peer)
+        if len(address) > _MOST_ADDRESS:
+            why = f"an address of {len(address)} characters"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+        if known is None and len(self._servers) >= _MOST_FILTER_SERVERS:
+            why = f"there are {_MOST_FILTER_SERVERS} filter servers, the broker takes no more"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
         if known is None:
             log.info("filter server %s at %s: registered", address, peer)
         self._servers[peer] = (known[0] if known is not None else address, self._now())

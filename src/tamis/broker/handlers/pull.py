@@ -5,7 +5,6 @@ a pull that carries SQL which does not compile is refused instead of answered wi
 rare match is looked for further than 800 messages, in slices, so that others are served between.
 """
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
@@ -18,6 +17,7 @@ from ...filter.logic import Outcome
 from ...filter.tags import TagFilter, parse_tags
 from ...message import StoredMessage
 from ...net.aio import Peer
+from ...net.longwork import LongWork
 from ...net.server import Answer, Request
 from ...store.commitlog import Queue
 from ...store.files import Bytes
@@ -31,7 +31,7 @@ from ...wire.command import Command
 from ...wire.frame import Encoding
 from ...wire.headers import PullMessage, PullMessageResponse
 from ..config import Settings
-from ..filters import Filters, compile_sql, tag_filter
+from ..filters import Filters, compile_sql, is_quick, tag_filter, try_compile
 from ..groups import Groups
 from ..holds import Holds
 from ..members import Consumers
@@ -86,10 +86,27 @@ class Puller:
         self.stats = stats
         self.verdicts = verdicts
         self.clock = clock
-        self._tags: dict[tuple[str, str], tuple[Subscription, TagFilter | None]] = {}
+        self.work = LongWork()
+        self._tags: dict[str, dict[str, tuple[Subscription, TagFilter | None]]] = {}
 
     def pull_message(self, header: PullMessage, request: Request) -> PullResult:
         """Answers, after what was stored before the pull came is in its queue."""
+        if (
+            header.sys_flag & _SUBSCRIPTION
+            and header.expression_type not in (None, "", "TAG")
+            and not is_quick(header.subscription, header.expression_type)
+        ):
+            return self._pull_compiled(header, request)
+        return self._pull_current(header, request)
+
+    async def _pull_compiled(self, header: PullMessage, request: Request) -> Answer | None:
+        """A pull that brings a long expression: it is compiled where it holds nobody up."""
+        expression, kind = header.subscription or "", header.expression_type
+        await self.work.call(request.peer, lambda: try_compile(expression, kind))
+        result = self._pull_current(header, request)
+        return await result if isinstance(result, Coroutine) else result
+
+    def _pull_current(self, header: PullMessage, request: Request) -> PullResult:
         if not self.queueing.is_current and self._is_near_end(header):
             try:
                 if not self.queueing.catch_up():
@@ -109,7 +126,7 @@ class Puller:
         with contextlib.suppress(StoreError):
             await self.queueing.caught_up()
         result = self._pull(header, request)
-        return result if result is None or isinstance(result, Answer) else await result
+        return await result if isinstance(result, Coroutine) else result
 
     def _pull(self, header: PullMessage, request: Request) -> PullResult:
         topic = self._check(header, request)
@@ -117,15 +134,14 @@ class Puller:
         pull = Pull(self, header, request, wanted, source)
         answer = pull.first()
         if header.sys_flag & _COMMIT_OFFSET:
-            self.offsets.commit(
-                header.consumer_group, topic.name, header.queue_id, header.commit_offset
-            )
+            place = (header.consumer_group, topic.name, header.queue_id)
+            if self.offsets.has_room(*place, self.settings.config.most_offsets):
+                self.offsets.commit(*place, header.commit_offset)
         return answer
 
     def forget(self, group: str) -> None:
         """Its last member is gone."""
-        for key in [key for key in self._tags if key[0] == group]:
-            del self._tags[key]
+        self._tags.pop(group, None)
 
     # Who may pull.
 
@@ -134,7 +150,9 @@ class Puller:
         if not config.permission & _READ:
             why = f"the broker[{config.name}] pulling message is forbidden"
             raise ResponseError(ResponseCode.NO_PERMISSION, why)
-        group = self.groups.find(header.consumer_group, create=config.auto_create_groups)
+        group = self.groups.find(
+            header.consumer_group, create=config.auto_create_groups, client=request.peer.host
+        )
         if group is None:
             why = f"subscription group [{header.consumer_group}] does not exist, create it first"
             raise ResponseError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, why + _FAQ)
@@ -210,11 +228,11 @@ class Puller:
         return self.filters.sql(topic, name), data
 
     def _tags_of(self, group: str, topic: str, one: Subscription) -> TagFilter | None:
-        known = self._tags.get((group, topic))
+        known = self._tags.get(group, {}).get(topic)
         if known is not None and known[0] is one:
             return known[1]
         made = tag_filter(one)
-        self._tags[group, topic] = (one, made)
+        self._tags.setdefault(group, {})[topic] = (one, made)
         return made
 
     def _check_sql_enabled(self, expression_type: str | None) -> None:
@@ -232,7 +250,6 @@ def _tag_filter(expression: str | None) -> TagFilter | None:
     return None if made.matches_all else made
 
 
-@lru_cache(256)
 def _sql_filter(expression: str, expression_type: str | None) -> SqlFilter:
     return SqlFilter(compile_sql(expression, expression_type))
 
@@ -317,6 +334,8 @@ class Pull:
     def _look_up_filter(self) -> None:
         """As it is now. If it is another, it may want what was passed over."""
         self._by._check(self._header, self._request)
+        if self._header.sys_flag & _SUBSCRIPTION:
+            return  # it brought its own, which is not to be compiled again
         wanted, source = self._by._filter(self._header)
         if source is not self._source:
             self._wanted, self._source, self._at = wanted, source, self._header.queue_offset
@@ -367,7 +386,7 @@ class Pull:
             and self._by.clock() < deadline
             and not self._request.peer.is_closed
         ):
-            await asyncio.sleep(0)
+            await self._by.work.turn(self._request.peer)
             self._look_up_filter()
             selection = self._select()
         if selection.status is Status.OFFSET_OVERFLOW_ONE:  # it got to the end meanwhile

@@ -10,6 +10,7 @@ from typing import Final
 from ...errors import CorruptRecord, ResponseError
 from ...filter.bloom import BitArray
 from ...message import SysFlag
+from ...net.longwork import Steps, stepwise
 from ...net.server import Answer, Request
 from ...store.consumequeue import ConsumeQueue, ExtensionUnit
 from ...store.format import EXT_ADDRESS_MAX
@@ -32,6 +33,7 @@ from ...wire.headers import (
 )
 from ..filters import Filters, tag_filter
 from ..members import Consumers
+from .bodies import answer_steps
 
 __all__ = [
     "first_offset",
@@ -48,13 +50,16 @@ __all__ = [
 ]
 
 _UNIQUE_KEY_LIMIT: Final = 32  # `defaultQueryMaxNum`
+_MOST_FOUND: Final = 64  # `maxMsgsNumBatch`
 _MOST_BYTES: Final = MAX_FRAME - 65_536  # of records in one answer: a header goes with them
 _MOST_UNITS: Final = 65_536  # of a queue in one answer
+_UNITS_AT_ONCE: Final = 1024
 
 
 def query_message(store: Store, header: QueryMessage, request: Request) -> Answer:
     """Records by key. Those whose key merely has the same hash, RocketMQ gives too; we do not."""
     limit = _UNIQUE_KEY_LIMIT if header.is_unique_key == "true" else header.max_num
+    limit = min(limit, _MOST_FOUND)
     found, size = list[bytes](), 0
     for message in store.query(
         header.topic, header.key, limit, header.begin_timestamp, header.end_timestamp
@@ -168,13 +173,15 @@ def record_time(store: Store, offset: int, size: int) -> int:
 # A queue's units, for people.
 
 
+@stepwise
 def query_consume_queue(
     store: Store,
     consumers: Consumers,
     filters: Filters,
     header: QueryConsumeQueue,
     request: Request,
-) -> Answer:
+) -> Steps[Answer]:
+    """As many units as were asked for, of one file and no more than `_MOST_UNITS`."""
     name = f"{header.queue_id}@{header.topic}"
     queue = store.find_queue(header.topic, header.queue_id)
     if queue is None:
@@ -193,10 +200,12 @@ def query_consume_queue(
         else:
             data = filters.get(header.topic, header.consumer_group)
             shown = json.dumps(beans.to_json(data), indent=1) if data is not None else "null"
-    made = [
-        _unit(queue, int(unit["offset"]), int(unit["size"]), int(unit["code"]), one, data)
-        for unit in units
-    ]
+    made = []
+    units = units.copy()  # the queue may lose the file while this goes on
+    for at in range(0, len(units), _UNITS_AT_ONCE):
+        for offset, size, code in units[at : at + _UNITS_AT_ONCE].tolist():
+            made.append(_unit(queue, offset, size, code, one, data))
+            yield None
     body = QueueUnits(
         units=made,
         min_index=queue.min_offset,
@@ -204,7 +213,7 @@ def query_consume_queue(
         subscription=one,
         filter_data=shown,
     )
-    return Answer(body=beans.encode(body))
+    return (yield from answer_steps(body))
 
 
 def _unit(

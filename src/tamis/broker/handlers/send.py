@@ -129,7 +129,7 @@ class Sender:
             why = f"Sending message to topic[{header.topic}] is forbidden."
             raise ResponseError(ResponseCode.NO_PERMISSION, why)
         if topic is None:
-            topic = self._made_for(header)
+            topic = self._made_for(header, request.peer.host)
         if header.queue_id >= max(topic.write_queues, topic.read_queues):
             why = f"request queueId[{header.queue_id}] is illegal, {topic} Producer: {request.peer}"
             raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
@@ -137,7 +137,7 @@ class Sender:
             raise ResponseError(ResponseCode.MESSAGE_ILLEGAL, self._too_large(len(request.body)))
         return topic
 
-    def _made_for(self, header: SendMessage) -> TopicConfig:
+    def _made_for(self, header: SendMessage, client: str) -> TopicConfig:
         is_retry = header.topic.startswith(RETRY_PREFIX)
         flag = (_UNIT_SUB if is_retry else _UNIT) if header.unit_mode else 0
         made = self._topics.inherit(
@@ -146,9 +146,10 @@ class Sender:
             header.default_topic_queue_nums,
             allowed=self._settings.config.auto_create_topics,
             sys_flag=flag,
+            client=client,
         )
         if made is None and is_retry:
-            made = self._topics.ensure(header.topic, 1, flag)
+            made = self._topics.ensure(header.topic, 1, flag, client)
         if made is None:
             why = f"topic[{header.topic}] not exist, apply first please!{_FAQ}"
             raise ResponseError(ResponseCode.TOPIC_NOT_EXIST, why)
@@ -193,7 +194,7 @@ class Sender:
     ) -> str:
         """A client retries a message by sending it itself if it can't send it back."""
         group = header.topic.removeprefix(RETRY_PREFIX)
-        config = self._group(group)
+        config = self._group(group, request)
         most = config.retry_max_times
         if request.command.version >= _OWN_MAXIMUM and header.max_reconsume_times is not None:
             most = header.max_reconsume_times
@@ -204,8 +205,9 @@ class Sender:
         properties.pop(PropertyName.DELAY, None)
         return dead
 
-    def _group(self, name: str) -> GroupConfig:
-        found = self._groups.find(name, create=self._settings.config.auto_create_groups)
+    def _group(self, name: str, request: Request) -> GroupConfig:
+        create = self._settings.config.auto_create_groups
+        found = self._groups.find(name, create=create, client=request.peer.host)
         if found is None:
             why = f"subscription group not exist, {name} {_FAQ}"
             raise ResponseError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, why)
@@ -323,7 +325,7 @@ class Sender:
     async def send_back(self, header: SendMessageBack, request: Request) -> Answer:
         """A consumer could not consume a message: later again, or to the dead letters."""
         config = self._settings.config
-        group = self._group(header.group)
+        group = self._group(header.group, request)
         if not config.is_writable:
             why = f"the broker[{config.name}] sending message is forbidden"
             raise ResponseError(ResponseCode.NO_PERMISSION, why)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from ...errors import ResponseError
+from ...net.longwork import Steps, stepwise
 from ...net.server import Answer, Request
 from ...store.store import Store
 from ...wire import beans
@@ -29,6 +30,7 @@ from ...wire.headers import CreateTopic, OfTopic, OfTopicAndGroup
 from ..members import Consumers
 from ..offsets import Offsets
 from ..topics import Topics, why_illegal
+from .bodies import answer_steps
 from .queries import store_time
 
 __all__ = [
@@ -65,6 +67,7 @@ def create_topic(topics: Topics, header: CreateTopic, request: Request) -> Answe
         known = ", ".join(TopicFilterType)
         why = f"topicFilterType = {header.topic_filter_type!r:.40}: it takes one of {known}"
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
+    topics.check_quota(header.topic, None)
     log.info("topic %s: put by %s", header.topic, request.peer)
     topics.put(
         TopicConfig(
@@ -97,9 +100,10 @@ def _check_name(topics: Topics, topic: str) -> None:
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
 
 
-def all_topics(topics: Topics, header: None, request: Request) -> Answer:
-    table = TopicTable(topics=dict(topics), version=topics.version)
-    return Answer(body=beans.encode(table))
+@stepwise
+def all_topics(topics: Topics, header: None, request: Request) -> Steps[Answer]:
+    table = TopicTable(topics=topics.copy(), version=topics.version)
+    return (yield from answer_steps(table))
 
 
 def one_topic(topics: Topics, header: OfTopic, request: Request) -> Answer:
@@ -119,9 +123,10 @@ def system_topics(topics: Topics, header: None, request: Request) -> Answer:
     return Answer(body=beans.encode(TopicList(topics=topics.system)))
 
 
+@stepwise
 def topic_stats(
     broker: str, topics: Topics, store: Store, header: OfTopic, request: Request
-) -> Answer:
+) -> Steps[Answer]:
     made = {}
     for queue_id in range(find_topic(topics, header.topic).write_queues):
         queue = store.find_queue(header.topic, queue_id)
@@ -131,17 +136,21 @@ def topic_stats(
             max_offset=high,
             last_update_timestamp=store_time(store, queue, high - 1) if high else 0,
         )
-    return Answer(body=beans.encode(TopicStats(queues=made)))
+        yield None
+    return (yield from answer_steps(TopicStats(queues=made)))
 
 
+@stepwise
 def consumed_by(
     consumers: Consumers, offsets: Offsets, header: OfTopic, request: Request
-) -> Answer:
+) -> Steps[Answer]:
     """Groups that subscribe to it now, or once did."""
     found = {*consumers.subscribers(header.topic), *offsets.groups(header.topic)}
-    return Answer(body=beans.encode(GroupList(groups=sorted(found))))
+    yield None
+    return (yield from answer_steps(GroupList(groups=sorted(found))))
 
 
+@stepwise
 def consume_time_spans(
     broker: str,
     topics: Topics,
@@ -150,7 +159,7 @@ def consume_time_spans(
     now: Callable[[], float],
     header: OfTopicAndGroup,
     request: Request,
-) -> Answer:
+) -> Steps[Answer]:
     """How old the first and the last message of each queue are, and the last one consumed."""
     spans = []
     for queue_id in range(find_topic(topics, header.topic).write_queues):
@@ -173,7 +182,8 @@ def consume_time_spans(
                 delay_time=delay,
             )
         )
-    return Answer(body=beans.encode(TimeSpans(spans=spans)))
+        yield None
+    return (yield from answer_steps(TimeSpans(spans=spans)))
 
 
 async def clean_up(
