@@ -7,15 +7,16 @@ quarter of the soft limit is the store's, a hundred are for everything else.
 import resource
 import sys
 import threading
+from collections.abc import Set
 from typing import Final
 
-__all__ = ["release", "room", "take"]
+__all__ = ["count", "forget", "has_room", "room"]
 
 _OTHERS: Final = 100
 _LEAST: Final = 8
 
 _lock = threading.Lock()  # servers may run in several loops
-_taken = 0
+_counted: list[Set[object]] = []  # connections, by server
 
 
 def room() -> int:
@@ -26,17 +27,20 @@ def room() -> int:
     return max(soft - soft // 4 - _OTHERS, _LEAST)
 
 
-def take() -> bool:
-    """For one more connection; returns whether there is room for it."""
-    global _taken
+def has_room() -> bool:
+    """Whether there may be one more connection."""
     with _lock:
-        if _taken >= room():
-            return False
-        _taken += 1
-        return True
+        return sum(map(len, _counted)) < room()
 
 
-def release() -> None:
-    global _taken
+def count(connections: Set[object]) -> None:
+    """From now on these connections of a server that listens count."""
     with _lock:
-        _taken -= 1
+        if not any(one is connections for one in _counted):
+            _counted.append(connections)
+
+
+def forget(connections: Set[object]) -> None:
+    """The server is closed."""
+    with _lock:
+        _counted[:] = [one for one in _counted if one is not connections]

@@ -157,6 +157,7 @@ class Server:
 
     async def bind(self, host: str, port: int) -> int:
         """Takes a port; gives which, for the system picks one for 0. Raises OSError."""
+        descriptors.count(self.peers)
         loop = asyncio.get_running_loop()
         # a deep queue: many clients come back at once after a restart
         server = await loop.create_server(
@@ -222,6 +223,7 @@ class Server:
         for server in self._listening:
             await server.wait_closed()
         self._listening.clear()
+        descriptors.forget(self.peers)
 
     def _connected(self) -> Peer:
         return _ServerPeer(self)
@@ -356,7 +358,7 @@ class Server:
         """Whether there may be one more connection."""
         if len(self.peers) >= self._most_connections:
             why = f"{self._most_connections} connections are enough (most_connections)"
-        elif not descriptors.take():
+        elif not descriptors.has_room():
             why = f"the limit of open files leaves room for {descriptors.room()} (ulimit -n)"
         else:
             return True
@@ -377,7 +379,6 @@ class _ServerPeer(Peer):
         super().__init__(_nobody, server._on_close, take=server._take)
         self._wire = Connection(max_header=MAX_HEADER)
         self._server = server
-        self._is_admitted = False
         self._undecoded: deque[bytes] = deque()
         self._at = 0  # in the first of them
         self._undecoded_size = 0
@@ -388,8 +389,7 @@ class _ServerPeer(Peer):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._is_admitted = self._server._admit(self)
-        if not self._is_admitted:
+        if not self._server._admit(self):
             self.stop_reading()
             self.abort()
             return
@@ -408,8 +408,6 @@ class _ServerPeer(Peer):
         self._undecoded.clear()
         self._requests.clear()
         self._undecoded_size = self._requests_size = self._at = 0
-        if self._is_admitted:
-            descriptors.release()
         if not server.peers:
             server._is_empty.set()
         super().connection_lost(error)
