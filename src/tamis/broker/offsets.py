@@ -89,12 +89,13 @@ class Offsets:
             log.info("and %d others", len(found) - _LOGGED)
 
     def snapshot(self) -> Callable[[], None]:
-        """What saves the table as it is now; may be called in another thread."""
-        offsets = {key: dict(queues) for key, queues in self._offsets.items()}
-        end = self._store.log.end
+        """What saves the table as it is now, or as it is when called, which may be in another
+        thread: there are too many offsets to be copied in the loop."""
+        kept = list(self._offsets.items())
 
         def save() -> None:
-            self._store.make_durable(end)
-            tables.save_consumer_offsets(self._folder, offsets)
+            offsets = {key: queues.copy() for key, queues in kept}  # 1. as they are
+            self._store.make_durable()  # 2. what they point to: all that is stored by now
+            tables.save_consumer_offsets(self._folder, offsets)  # 3.
 
         return save
