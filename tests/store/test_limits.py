@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,32 @@ def test_a_record_too_short_for_its_own_fields_is_none(tmp_path: Path) -> None:
     rows = np.empty((1, len(Column)), dtype=np.int64)
     count, at, why = walk(data.ctypes.data, page - 91, page, 0, True, rows)
     assert (count, at, why) == (0, page - 91, End.SIZE)
+
+
+def test_a_flush_goes_on_while_dispatch_adds_queues(tmp_path: Path) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    failures = list[BaseException]()
+    stop = threading.Event()
+
+    def flush(store: Store) -> None:
+        while not stop.is_set():
+            store._unnoted = True  # each time there are queues that are not noted yet
+            try:
+                store.flush()
+            except BaseException as error:
+                failures.append(error)
+
+    store = Store(tmp_path, CONFIG)
+    thread = threading.Thread(target=flush, args=(store,))
+    try:
+        thread.start()
+        for number in range(300):
+            store.append([Draft(topic=f"T{number}", queue_id=n, body=b"x") for n in range(4)])
+            store.dispatch()
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+        store.close()
+    assert failures == []
