@@ -215,13 +215,12 @@ class Files:
         except OSError as error:
             raise failure(path, error) from None
 
-    def read_part(self, path: Path, descriptor: int, size: int) -> bytes:
-        """The first bytes of a file."""
-        parts, at = list[bytes](), 0
+    def read_part(self, path: Path, descriptor: int, offset: int, size: int) -> bytes:
+        parts, end = list[bytes](), offset + size
         try:
-            while at < size and (part := os.pread(descriptor, size - at, at)):
+            while offset < end and (part := os.pread(descriptor, end - offset, offset)):
                 parts.append(part)
-                at += len(part)
+                offset += len(part)
         except OSError as error:
             raise failure(path, error) from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -442,11 +441,16 @@ class File:
     def clear_from(self, offset: int) -> None:
         """Write zeros over whatever lies from `offset` on. The file keeps its size at every step:
         a mapping of a file cut short would end the process of whoever reads it."""
-        data, end = self.mapped().data, self.data_end()
-        for at in range(offset, end, _PIECE):
-            part = data[at : min(at + _PIECE, end)]
-            if part.any():
-                self.write(at, bytes(len(part)))
+        descriptor = self._acquire()
+        try:
+            end = min(_data_end(descriptor, self.size), self.size)
+            for at in range(offset, end, _PIECE):
+                size = min(_PIECE, end - at)
+                part = self._files.read_part(self.path, descriptor, at, size)
+                if part.count(0) != len(part):
+                    self._files.write(self.path, descriptor, at, bytes(size))
+        finally:
+            self._release()
 
     def data_end(self) -> int:
         """Where the last data that was ever written ends, or a little beyond; then come zeros."""
@@ -457,12 +461,13 @@ class File:
             os.close(descriptor)
 
     def written(self) -> Bytes:
-        """A copy of its bytes up to `data_end`. Where a mapping is touched the kernel reads on for
-        megabytes, holes as well: for a look at thousands of files that is too much."""
+        """A copy of its bytes up to `data_end`. Where a mapping is touched the kernel reads on, for
+        megabytes and through holes: for a look at thousands of files that takes too long (3 ms
+        each, where a read takes 25 µs)."""
         descriptor = self._files.open(self.path, os.O_RDONLY)
         try:
             size = min(_data_end(descriptor, self.size), self.size)
-            data = self._files.read_part(self.path, descriptor, size)
+            data = self._files.read_part(self.path, descriptor, 0, size)
         finally:
             os.close(descriptor)
         return np.frombuffer(data, dtype=np.uint8)
