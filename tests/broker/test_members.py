@@ -95,7 +95,7 @@ def test_a_silent_member_is_dropped_and_the_others_told(consumers: Consumers, to
     both = data(subscription("T", "*", 1))
     consumers.heartbeat(both, member("old", seen=10))
     consumers.heartbeat(both, member("new", seen=100))
-    consumers.drop_silent(before=50)
+    list(consumers.drop_silent(before=50))
     assert consumers.groups["g"].client_ids == ["new"]
     assert told.changes[-1] == ["new"]
 

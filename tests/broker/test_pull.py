@@ -358,10 +358,10 @@ def test_a_held_pull_whose_time_is_up_is_told_there_is_nothing(tmp_path: Path) -
             held = asyncio.ensure_future(client.pull("T", 1, suspend=15))
             await until(lambda: broker.holds.count == 1)
             clock.seconds += 14.9
-            broker.holds.sweep()
+            list(broker.holds.sweep())
             assert broker.holds.count == 1
             clock.seconds += 0.2
-            broker.holds.sweep()
+            list(broker.holds.sweep())
             answer = await held
             assert (answer.code, answer.remark) == (NOT_FOUND, "OFFSET_OVERFLOW_ONE")
             assert offsets(answer) == (1, 0, 1)
@@ -381,10 +381,10 @@ def test_a_held_pull_that_has_looked_further_says_so_after_a_while(tmp_path: Pat
             await stored(broker, "T", 2)
             await until(lambda: all(p.has_progressed for p in broker.holds._held["T", 0]))
             clock.seconds += 4
-            broker.holds.sweep()
+            list(broker.holds.sweep())
             assert broker.holds.count == 1
             clock.seconds += 2
-            broker.holds.sweep()
+            list(broker.holds.sweep())
             answer = await held
             assert (answer.code, answer.remark) == (RETRY, "NO_MATCHED_MESSAGE")
             assert offsets(answer) == (2, 0, 2)
@@ -401,7 +401,7 @@ def test_without_long_polling_a_pull_waits_the_short_time_only(tmp_path: Path) -
             held = asyncio.ensure_future(client.pull("T", 1, suspend=60))
             await until(lambda: broker.holds.count == 1)
             clock.seconds += 1.1
-            broker.holds.sweep()
+            list(broker.holds.sweep())
             assert (await held).code == NOT_FOUND
 
     run(scene())

@@ -333,10 +333,14 @@ class Broker:
         self.flush_latency.observe(seconds)
 
     async def _sweep(self) -> None:
-        self.holds.sweep()
         before = self._clock() - _SILENT
-        self.consumers.drop_silent(before)
-        self.producers.drop_silent(before)
+        steps = chain(
+            self.holds.sweep(),
+            self.consumers.drop_silent(before),
+            self.producers.drop_silent(before),
+        )
+        for _ in steps:
+            await self.server.work.turn(self)
         self.stats.tick(self.now())
         if not self.queueing.is_current:
             self.queueing.stored()

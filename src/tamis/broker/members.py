@@ -8,7 +8,7 @@ a difference is logged when it appears.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,7 @@ __all__ = ["ConsumerGroup", "Consumers", "Member", "Producers"]
 log = logging.getLogger(__name__)
 
 _LOGGED: Final = 16  # lines for one heartbeat
+_SILENT_STEP: Final = 200  # groups looked through at once
 _MOST_WARNINGS: Final = 1000  # remembered of a group, so that each is given once
 
 
@@ -218,13 +219,16 @@ class Consumers:
             del self.groups[group.name]
             self.on_empty(group.name)
 
-    def drop_silent(self, before: float) -> None:
-        for group in list(self.groups.values()):
+    def drop_silent(self, before: float) -> Iterator[None]:
+        """Step by step: there may be a hundred thousand of them."""
+        for number, group in enumerate(list(self.groups.values())):
             for member in list(group.members.values()):
-                if member.seen < before:
+                if member.seen < before and member.peer in group.members:
                     log.warning("group %s: %s fell silent", group.name, member.client_id)
                     self._leave(member.peer, group, "is dropped")
                     member.peer.close()
+            if number % _SILENT_STEP == 0:
+                yield
 
     def subscribers(self, topic: str) -> list[str]:
         """Groups that subscribe to it now."""
@@ -273,12 +277,15 @@ class Producers:
             self.leave(peer, group)
             yield
 
-    def drop_silent(self, before: float) -> None:
-        for group, members in list(self.groups.items()):
+    def drop_silent(self, before: float) -> Iterator[None]:
+        """Step by step, as of consumers."""
+        for number, (group, members) in enumerate(list(self.groups.items())):
             for member in list(members.values()):
                 if member.seen < before:
                     self.leave(member.peer, group)
                     member.peer.close()
+            if number % _SILENT_STEP == 0:
+                yield
 
     def any_of(self, group: str) -> Member | None:
         """One of the group, in turn."""

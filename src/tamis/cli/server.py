@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _DATA: Final = "tamis-data"
 _PATIENCE: Final = 2.0  # seconds of starting, after which something is said
+_SWITCH: Final = 0.0005  # seconds that a thread keeps the interpreter while another waits for it
 
 Start = Callable[[AsyncExitStack], Awaitable[str]]
 
@@ -481,6 +483,9 @@ async def _serve(start: Start, ready: Callable[[], None]) -> None:
         told = await start(stack)
         gc.collect()
         gc.freeze()  # code and tables stay: looking through them holds the loop up for 80 ms
+        # A thread that has waited for the disk must not wait long for the interpreter, too: with
+        # Python's 5 ms a send took 60 ms beside a busy loop (benchmarks/hostile.py, statistics).
+        sys.setswitchinterval(_SWITCH)
         ready()
         if not stop.is_set():
             click.echo(f"tamis: ready: {told}")
