@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 _DATA: Final = "tamis-data"
 _PATIENCE: Final = 2.0  # seconds of starting, after which something is said
+# Garbage in cycles is mostly young. Looking through all objects stops every thread for a tenth of
+# a second and more where a stranger made a million of them: it is left for rare occasions.
+_GARBAGE: Final = (10_000, 50, 200)
 _SWITCH: Final = 0.0005  # seconds that a thread keeps the interpreter while another waits for it
 
 Start = Callable[[AsyncExitStack], Awaitable[str]]
@@ -483,6 +486,7 @@ async def _serve(start: Start, ready: Callable[[], None]) -> None:
         told = await start(stack)
         gc.collect()
         gc.freeze()  # code and tables stay: looking through them holds the loop up for 80 ms
+        gc.set_threshold(*_GARBAGE)
         # A thread that has waited for the disk must not wait long for the interpreter, too: with
         # Python's 5 ms a send took 60 ms beside a busy loop (benchmarks/hostile.py, statistics).
         sys.setswitchinterval(_SWITCH)
