@@ -286,6 +286,13 @@ class LossyFiles(Files):
         if path.exists():
             self._durable[path] = path.read_bytes()
 
+    def sync_all(self, path: Path) -> None:
+        self._step("sync", path)
+        for file in list(self._durable):
+            if file.exists():
+                self._durable[file] = file.read_bytes()
+        self._names.clear()
+
     def map(self, path: Path, descriptor: int, size: int, *, writable: bool = False) -> Bytes:
         self._step("map", path)
         return super().map(path, descriptor, size, writable=writable)

@@ -50,6 +50,7 @@ def run(seed: int, root: Path) -> str:
             except StoreError:  # no room even to open it; then there is
                 files.make_room()
                 store = Store(root, config, files=files)
+            store.many = rng.choice((1, 64))  # queues that are flushed together
             _work(store, files, rng, acknowledged, attempted)
             if not last or disaster in ("flip", "derived"):
                 store.close()

@@ -128,6 +128,7 @@ def run(root: Path, config: StoreConfig, fail_at: int, fault: int, lasting: bool
     acknowledged: Acknowledged = {}
     files = LossyFiles(rng, fail_at=fail_at, fault=fault, lasting=lasting)
     store = opened(root, config, files)
+    store.many = fail_at % 2 * 64  # queues that are flushed together
     for count, step in enumerate(steps(acknowledged)):
         tried(partial(step, store, files))
         if count == 12:  # a start after a clean stop; then after a kill

@@ -177,9 +177,14 @@ class ConsumeQueue:
             self.sequence.end = offset * UNIT_SIZE
 
     def flush(self) -> None:
-        self.sequence.flush()
-        if self.extension is not None:
-            self.extension.flush()
+        for sequence in self.sequences:
+            sequence.flush()
+
+    @property
+    def sequences(self) -> list[FileSequence]:
+        """Its own files, and its extension's."""
+        extension = self.extension
+        return [self.sequence] if extension is None else [self.sequence, extension.sequence]
 
     def close(self) -> None:
         self.sequence.close()
@@ -271,9 +276,6 @@ class Extension:
             if self.sequence.start + self.sequence.file_size >= offset:
                 break
             self.sequence.drop_first()
-
-    def flush(self) -> None:
-        self.sequence.flush()
 
     def close(self) -> None:
         self.sequence.close()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..errors import StoreError
 from .files import Bytes, Data, File, Files, Mapped, file_name, file_start
 
-__all__ = ["NO_MAPPINGS", "FileSequence", "Mappings"]
+__all__ = ["NO_MAPPINGS", "FileSequence", "Mappings", "Unsynced"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -27,6 +27,13 @@ class _Table(NamedTuple):
 
     starts: tuple[int, ...] = ()
     files: tuple[File, ...] = ()
+
+
+class Unsynced(NamedTuple):
+    """What was written since the last flush."""
+
+    files: dict[int, File]  # by where they begin
+    directories: list[Path]  # whose entries have changed
 
 
 class Mappings(NamedTuple):
@@ -225,12 +232,22 @@ class FileSequence:
         for start, file in self.files():
             yield start, file.written()
 
+    def take_unsynced(self) -> Unsynced:
+        """What is to be synced; whoever takes it sees to that, or gives it back."""
+        with self._changing:
+            taken = Unsynced(self._unsynced, self._new)
+            self._unsynced, self._new = {}, []
+        return taken
+
+    def give_back(self, unsynced: Unsynced) -> None:
+        with self._changing:
+            self._unsynced = {**unsynced.files, **self._unsynced}
+            self._new = unsynced.directories + self._new
+
     def flush(self) -> None:
         """Makes what was written durable, and the names of files that were made. What a writer
         adds meanwhile comes with the next."""
-        with self._changing:
-            unsynced, self._unsynced = self._unsynced, {}
-            new, self._new = self._new, []
+        unsynced, new = taken = self.take_unsynced()
         try:
             for start in list(unsynced):
                 file = unsynced[start]
@@ -241,10 +258,8 @@ class FileSequence:
                 self._files.sync_directory(new[-1])
                 new.pop()
         finally:
-            if unsynced or new:
-                with self._changing:  # after a failure the rest is still to be done
-                    self._unsynced = {**unsynced, **self._unsynced}
-                    self._new = new + self._new
+            if unsynced or new:  # after a failure the rest is still to be done
+                self.give_back(taken)
 
     def mark_unsynced(self, start: int) -> None:
         """What is there from `start` on, and all names, are to be synced by the next flush."""

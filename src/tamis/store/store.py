@@ -139,6 +139,7 @@ class Store:
         self._making = threading.Lock()  # of queues: who appends and who dispatches may differ
         self._grown: set[Queue] = set()  # queues that are to be flushed
         self._growing = threading.Lock()  # of that
+        self.many = _MANY  # queues that are flushed together
         self._is_in_doubt = False  # whether the disk has what was flushed of queues and index
         self._uncorrected: list[ConsumeQueue] = []  # whose first messages may be gone
         self._last_time = 0  # of a message; store times never go back
@@ -543,6 +544,9 @@ class Store:
         with self._growing:
             grown, self._grown = self._grown, set()
         try:
+            if len(grown) > self.many and self._files.can_sync_all:
+                self._flush_together([self._queues[key] for key in grown])  # 2
+                grown.clear()
             for key in list(grown):
                 self._queues[key].flush()  # 2
                 grown.discard(key)
@@ -567,6 +571,18 @@ class Store:
             index=0 if self._is_in_doubt else self._index.last_timestamp,
         )
         save_checkpoint(self.paths.checkpoint, self._checkpoint, self._files)  # 3
+
+    def _flush_together(self, queues: Iterable[ConsumeQueue]) -> None:
+        """A sync of the whole file system: thousands of new files, each synced with its
+        directories, would keep the disk from the log for minutes."""
+        sequences = [sequence for queue in queues for sequence in queue.sequences]
+        taken = [(sequence, sequence.take_unsynced()) for sequence in sequences]
+        try:
+            self._files.sync_all(self.paths.root)
+        except StoreError:
+            for sequence, unsynced in taken:
+                sequence.give_back(unsynced)
+            raise
 
     def close(self) -> None:
         """Everything is dispatched and on the disk; the next start has nothing to recover.
@@ -642,6 +658,7 @@ _OURS = "tamis.json"
 _OPEN: set[str] = set()  # roots of the stores this process has open
 _MOST_REMOVED = 10  # log files by one `clean`, as RocketMQ does: it is not to hold up others
 _HALF_WAY, _COUNTED = int(SysFlag.ROLLBACK), (0, int(SysFlag.COMMIT))  # which get a unit
+_MANY = 64  # queues
 _NEAR_THE_END = 2**20  # bytes left of a log file
 _SLICE_ROWS = 1024  # dispatched together where time is short
 _DELAY = PropertyName.DELAY.encode() + b"\x01"
