@@ -3,6 +3,7 @@
 import logging
 import struct
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from net.harness import Stream, run, serving, stream, until
@@ -139,3 +140,28 @@ def test_who_was_paused_is_read_from_again_when_there_is_room() -> None:
     buffers.forget(greedy)
     buffers.note(other, 0)
     assert buffers.total == 0
+
+
+def test_who_sends_much_is_read_from_in_turns_and_loses_nothing() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            it, address = await stack.enter_async_context(serving(routes()))
+            senders = [await stack.enter_async_context(stream(address)) for _ in range(12)]
+            one = await stack.enter_async_context(stream(address))
+            waiting, real = list[int](), it._read_later
+
+            def read_later(peer: Any) -> None:
+                real(peer)
+                waiting.append(len(it._flooding))
+
+            it._read_later = read_later  # type: ignore[method-assign]
+            bodies = [bytes([number]) * (2 * MIB) for number in range(12)]
+            for number, sender in enumerate(senders):
+                sender.send(Command(code=ECHO, opaque=number, body=bodies[number]))
+            await is_served(one)
+            for body, sender in zip(bodies, senders, strict=True):
+                assert (await sender.answer()).body == body
+            assert max(waiting) > 1  # they did wait for each other
+            assert not it._flooding
+
+    run(main())

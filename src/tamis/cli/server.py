@@ -39,7 +39,7 @@ _DATA: Final = "tamis-data"
 _PATIENCE: Final = 2.0  # seconds of starting, after which something is said
 # Garbage in cycles is mostly young. Looking through all objects stops every thread for a tenth of
 # a second and more where a stranger made a million of them: it is left for rare occasions.
-_GARBAGE: Final = (10_000, 50, 200)
+_GARBAGE: Final = (5_000, 10, 2_000)
 _SWITCH: Final = 0.0005  # seconds that a thread keeps the interpreter while another waits for it
 
 Start = Callable[[AsyncExitStack], Awaitable[str]]

@@ -30,6 +30,7 @@ BUSY: Final = 2  # it has sent more requests than could be served in its turn
 CROWDED: Final = 4  # too many of its requests are under way
 GREEDY: Final = 8  # connections hold more memory than they may, and it holds much of it
 STOPPED: Final = 16  # for good
+FLOODING: Final = 32  # it sends much at once: others are read from first
 
 
 Take = Callable[["Peer", bytes], int]

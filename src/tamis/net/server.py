@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from ..errors import LocalProtocolError, ResponseError
@@ -27,7 +28,7 @@ from ..wire.connection import Connection
 from ..wire.frame import MAX_HEADER, Encoding, frame
 from ..wire.headers import Header
 from . import descriptors
-from .aio import BUSY, CROWDED, STOPPED, Peer, Take
+from .aio import BUSY, CROWDED, FLOODING, STOPPED, Peer, Take
 from .buffers import MEMORY, Buffers
 from .longwork import Abandoned, Long, LongWork
 from .tasks import Tasks
@@ -45,6 +46,8 @@ MOST_CONNECTIONS: Final = 20_000
 _TURN: Final = 0.003  # seconds to serve requests of one connection, then it is another's turn
 _ROUND: Final = 0.01  # seconds to serve those that wait for their turn, then the loop goes on
 _PIECE: Final = 64 * 2**10  # bytes to take apart at once
+_LARGE: Final = 128 * 2**10  # bytes that come at once of who sends much
+_FLOODING_AT_ONCE: Final = 4  # connections read from in one turn of the loop
 _MOST_UNDER_WAY: Final = 256  # requests of one connection; until some are answered it waits
 _REFUSAL_SECONDS: Final = 1.0  # between lines in the log about connections refused
 _ONEWAY, _RESPONSE = int(CommandFlag.ONEWAY), int(CommandFlag.RESPONSE)  # plain: they are hot
@@ -147,6 +150,7 @@ class Server:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._in_turn: dict[_ServerPeer, None] = {}  # those with requests that wait
+        self._flooding: dict[_ServerPeer, None] = {}  # those that are not read from for a moment
         self._is_round_due = False
         self._last_refusal = -math.inf  # when one was logged
         self._unlogged = 0  # connections refused since
@@ -264,6 +268,21 @@ class Server:
         if not self._is_round_due:
             self._is_round_due = True
             asyncio.get_running_loop().call_soon(self._serve_round)
+
+    def _read_later(self, peer: "_ServerPeer") -> None:
+        """A connection that sends much is read from again in another turn of the loop. The event
+        loop would read megabytes of each of hundreds of them before it serves anybody else."""
+        peer.pause_reading(FLOODING)
+        if not self._flooding:
+            asyncio.get_running_loop().call_soon(self._read_some)
+        self._flooding[peer] = None
+
+    def _read_some(self) -> None:
+        for peer in list(islice(self._flooding, _FLOODING_AT_ONCE)):
+            del self._flooding[peer]
+            peer.resume_reading(FLOODING)
+        if self._flooding:
+            asyncio.get_running_loop().call_soon(self._read_some)
 
     def _serve_round(self) -> None:
         """Serves those that wait, each its share, for as long as the loop can be held up."""
@@ -403,6 +422,7 @@ class _ServerPeer(Peer):
         server = self._server
         server.peers.discard(self)
         server._in_turn.pop(self, None)
+        server._flooding.pop(self, None)
         server.buffers.forget(self)
         self._wire = Connection()  # whoever still knows it is not to keep what it sent
         self._undecoded.clear()
@@ -415,6 +435,8 @@ class _ServerPeer(Peer):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._note_size()
+        if len(data) >= _LARGE:
+            self._server._read_later(self)
 
     def _deliver(self, data: bytes) -> None:
         self._undecoded.append(data)
