@@ -10,6 +10,7 @@ its turn, and is not read from meanwhile. What takes longer than that is for `lo
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import socket
@@ -167,6 +168,8 @@ class Server:
         server = await loop.create_server(
             self._connected, host, port, backlog=1024, start_serving=False
         )
+        if not server.sockets:  # asyncio passes over an address for which it gets no socket
+            raise OSError(errno.EMFILE, f"no socket for {host}:{port}; are too many files open?")
         self._listening.append(server)
         bound: int = server.sockets[0].getsockname()[1]
         return bound
