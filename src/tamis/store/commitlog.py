@@ -367,7 +367,7 @@ class CommitLog:
         return self._seals
 
     def seals_of(self, file_start: int, ats: Rows) -> Sealed:
-        """Those of records of one log file; see `Seals.of`."""
+        """Return the seals of records of one log file; see `Seals.of`."""
         return NO_SEALS if self._seals is None else self._seals.of(file_start, ats)
 
     def is_sealed(self, file_start: int) -> bool:

@@ -447,7 +447,7 @@ class _Basket:
         self.walked, self.full = walked, why == FULL
 
     def _seals(self, place: Stretch, numbers: Ints, start: int) -> Sealed:
-        """Those of the units' records that lie in the log file that begins at `start`."""
+        """Return the seals of the units' records in the log file that begins at `start`."""
         if not self._log.is_sealed(start):
             return NO_SEALS
         units = place.units[numbers]
