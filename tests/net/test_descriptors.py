@@ -1,5 +1,6 @@
 """Connections leave descriptors for the rest of the process."""
 
+import contextlib
 import logging
 import resource
 import socket
@@ -18,8 +19,9 @@ ROUTES = {ECHO: Route(None, needless_header(lambda request: Answer()))}
 @pytest.fixture
 def few_files(monkeypatch: pytest.MonkeyPatch) -> int:
     """A soft limit that leaves room for that many connections. It is only said to be so: other
-    tests of this process may have more files open."""
+    tests of this process may have more files open, and servers with connections of their own."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (160, 160))
+    monkeypatch.setattr(descriptors, "_counted", [])
     return 20
 
 
@@ -33,13 +35,13 @@ def test_connections_beyond_the_descriptors_are_closed_at_once_and_others_served
     async def main() -> None:
         async with serving(ROUTES) as (it, address), stream(address) as good:
             host, _, port = address.rpartition(":")
-            held = [socket.create_connection((host, int(port)), 20) for _ in range(few_files + 10)]
-            await until(lambda: it.refused == 11, lambda: (it.refused, len(it.peers)))
-            assert len(it.peers) == few_files
-            good.send(Command(code=ECHO, opaque=1))
-            assert (await good.answer()).opaque == 1
-            for one in held:
-                one.close()
+            with contextlib.ExitStack() as held:
+                for _ in range(few_files + 10):
+                    held.enter_context(socket.create_connection((host, int(port)), 20))
+                await until(lambda: it.refused == 11, lambda: (it.refused, len(it.peers)))
+                assert len(it.peers) == few_files
+                good.send(Command(code=ECHO, opaque=1))
+                assert (await good.answer()).opaque == 1
             await until(lambda: len(it.peers) == 1, lambda: len(it.peers))
             async with stream(address) as another:
                 another.send(Command(code=ECHO, opaque=1))
