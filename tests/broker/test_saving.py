@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import urllib.request
 from collections.abc import Iterator
@@ -14,17 +15,19 @@ from broker.child import Child
 from broker.running import Client, messages, run, running
 from broker.running import until as eventually
 
+from tamis.broker import saving
 from tamis.broker.broker import Broker
 from tamis.broker.config import BrokerConfig
 from tamis.broker.offsets import Offsets
 from tamis.broker.topics import Topics
 from tamis.errors import StoreError
 from tamis.net.aio import connect
+from tamis.store import tables
 from tamis.store.config import StoreConfig
 from tamis.store.store import Store
 from tamis.testing import LossyFiles
 from tamis.wire import beans, headers
-from tamis.wire.bodies import GroupConfig, TopicConfig
+from tamis.wire.bodies import DataVersion, GroupConfig, TopicConfig
 from tamis.wire.codes import RequestCode, ResponseCode
 from tamis.wire.record import Draft
 
@@ -147,8 +150,8 @@ def test_a_topic_that_can_not_be_noted_is_not_made_by_half(tmp_path: Path) -> No
     async def scene() -> None:
         async with running(tmp_path) as (broker, client):
             await client.send("Known")
-            journal = tmp_path / "config" / "tamis.topics.log"
-            await broker.saver.saved("topics")
+            await eventually(lambda: not list((tmp_path / "config").glob("tamis.topics.*")))
+            journal = tmp_path / "config" / "tamis.topics.000002.log"
             journal.symlink_to("/dev/full")
             for refused in (
                 await client.send("Sent"),
@@ -175,13 +178,141 @@ def test_a_line_of_the_journal_that_was_cut_short_takes_no_other_with_it(tmp_pat
     made = TopicConfig(name="After", read_queues=1, write_queues=1)
     topics = Topics(tmp_path, BrokerConfig(), lambda: 1.0, {})
     topics.put(TopicConfig(name="Before", read_queues=1, write_queues=1))
-    journal = tmp_path / "tamis.topics.log"
+    [journal] = tmp_path.glob("tamis.topics.*.log")
     journal.write_bytes(journal.read_bytes() + b'{"name":"To')
     topics = Topics(tmp_path, BrokerConfig(), lambda: 1.0, {})
     topics.put(made)
     topics = Topics(tmp_path, BrokerConfig(), lambda: 1.0, {})
     assert topics["After"] == made
     assert "Before" in topics
+
+
+def _topic(name: str, queues: int = 1) -> TopicConfig:
+    return TopicConfig(name=name, read_queues=queues, write_queues=queues)
+
+
+def test_a_change_the_table_has_already_is_not_made_again(tmp_path: Path) -> None:
+    """A power cut right after a save: of the journal, the first of two lines is left."""
+    topics = Topics(tmp_path, BrokerConfig(), lambda: 1.0, {})
+    topics.put(_topic("Grown", 2))
+    [journal] = tmp_path.glob("tamis.topics.*.log")
+    left = journal.read_bytes()
+    topics.put(_topic("Grown", 8))
+    topics.snapshot()()
+    journal.write_bytes(left)
+    topics = Topics(tmp_path, BrokerConfig(), lambda: 1.0, {})
+    assert topics["Grown"].read_queues == 8
+    topics.put(_topic("Later"))  # and what comes now is kept
+    assert "Later" in Topics(tmp_path, BrokerConfig(), lambda: 1.0, {})
+
+
+def test_what_changes_during_a_save_is_kept_and_what_was_saved_forgotten(tmp_path: Path) -> None:
+    topics = Topics(tmp_path, BrokerConfig(), lambda: 1.0, {})
+    topics.put(_topic("Before"))
+    save = topics.snapshot()
+    topics.put(_topic("During"))
+    save()
+    [journal] = tmp_path.glob("tamis.topics.*.log")
+    assert b"Before" not in journal.read_bytes()
+    assert {"Before", "During"} < set(Topics(tmp_path, BrokerConfig(), lambda: 1.0, {}))
+
+
+def test_the_journal_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    tables.save_topics(tmp_path, {"Gone": _topic("Gone")}, DataVersion(counter=9))
+    fields = beans.to_json(_topic("Made", 3))
+    lines = [{"name": "Made", "topic": fields}, {"name": "Gone", "topic": None}]
+    journal = tmp_path / "tamis.topics.log"
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    topics = Topics(tmp_path, BrokerConfig(), lambda: 1.0, {"Gone": 1})
+    assert topics["Made"] == _topic("Made", 3)
+    assert "Gone" not in topics
+    topics.snapshot()()
+    assert not journal.exists()
+
+
+def test_every_topic_a_tool_was_told_of_outlives_a_kill(tmp_path: Path) -> None:
+    """It makes many, and most are acknowledged before the table is saved."""
+    count = 1500
+
+    async def scene(child: Child) -> None:
+        await child.start()
+        peer = await connect(child.broker)
+        client = Client(peer)
+        for first in range(0, count, 50):
+            names = [f"Made-{n}" for n in range(first, first + 50)]
+            answers = await asyncio.gather(
+                *(
+                    client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, _create_topic(name).to_fields())
+                    for name in names
+                )
+            )
+            assert {one.code for one in answers} == {ResponseCode.SUCCESS}
+        await close(peer)
+        child.kill()
+        await child.start()
+        peer = await connect(child.broker)
+        found = await Client(peer).ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+        topics = json.loads(found.body)["topicConfigTable"]
+        assert {f"Made-{n}" for n in range(count)} <= set(topics)
+        await close(peer)
+
+    child = Child(tmp_path, *SMALL_FILES)
+    try:
+        asyncio.run(scene(child))
+    finally:
+        child.end()
+
+
+def test_a_journal_that_can_not_be_synced_has_the_table_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    synced: list[Path] = []
+    sync = Topics.sync
+
+    def fail_once(topics: Topics) -> None:
+        synced.append(topics.path)
+        if len(synced) == 1:
+            raise OSError(5, "Input/output error", str(topics.path))
+        sync(topics)
+
+    async def scene() -> None:
+        monkeypatch.setattr(Topics, "sync", fail_once)
+        monkeypatch.setattr(saving, "_SHARE", 1e9)  # after the first save, the journal will do
+        async with running(tmp_path) as (broker, client):
+            await eventually(lambda: broker.topics.path.exists())
+            for name, is_in_table in (("First", True), ("Second", False)):
+                made = await client.ask(
+                    RequestCode.UPDATE_AND_CREATE_TOPIC, _create_topic(name).to_fields()
+                )
+                assert made.code == ResponseCode.SUCCESS
+                assert (name in broker.topics.path.read_text()) is is_in_table
+            assert len(synced) == 2
+        assert "Second" in broker.topics.path.read_text()  # after a clean stop
+        assert not list((tmp_path / "config").glob("tamis.topics.*"))
+
+    run(scene())
+    assert "the changes of the topics can't be synced" in caplog.text
+
+
+def test_after_a_sync_that_failed_the_next_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel drops what it could not write: a second fsync succeeds, and it is not there."""
+    topics = Topics(tmp_path, BrokerConfig(), lambda: 1.0, {})
+    topics.put(_topic("Made"))
+    with monkeypatch.context() as broken:
+
+        def fail(descriptor: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            topics.sync()
+    with pytest.raises(OSError, match="could not be synced"):
+        topics.sync()
+    topics.snapshot()()
+    topics.put(_topic("Later"))
+    topics.sync()
 
 
 def test_a_deleted_topic_stays_so_if_the_list_of_those_is_not_saved(tmp_path: Path) -> None:
@@ -204,7 +335,7 @@ def test_a_stop_saves_and_closes_all_it_can(tmp_path: Path) -> None:
         client = await Client.connect(broker.address)
         await client.send("T", b"kept")
         broker.offsets.commit("G", "T", 0, 1)
-        await broker.saver.saved("topics")
+        await broker.saver.durable("topics")
         topics = tmp_path / "config" / "topics.json"
         topics.unlink()
         topics.mkdir()

@@ -216,7 +216,7 @@ class Broker:
 
     def _connect_parts(self) -> None:
         """Who tells whom, and which tables are saved."""
-        self.saver.add("topics", self.topics)
+        self.saver.add("topics", self.topics, self.topics.sync)
         self.saver.add("groups", self.groups)
         self.saver.add("filters", self.filters)
         self.saver.add("consumer offsets", self.offsets)

@@ -28,14 +28,14 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             result = b.server.work.finish(request.peer, result)
         return result if result is None or isinstance(result, Answer) else await result
 
-    def saved(handle: Handler, *tables: str) -> Handler:
+    def durable(handle: Handler, *tables: str) -> Handler:
         """Answered when what was changed is on the disk: neither a kill nor a power cut right after
         undoes it. If it can't be saved, that is the answer."""
 
         async def changed(header: Any, request: Request) -> Answer | None:
             answer = await finished(handle(header, request), request)
             try:
-                await b.saver.saved(*tables)
+                await b.saver.durable(*tables)
             except StoreError as error:
                 why = f"done, but not saved: {error}; it is lost if the broker stops before it is"
                 raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
@@ -121,11 +121,13 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         ),
         # Topics.
         code.UPDATE_AND_CREATE_TOPIC: Route(
-            h.CreateTopic, saved(partial(topics.create_topic, b.topics), "topics")
+            h.CreateTopic, durable(partial(topics.create_topic, b.topics), "topics")
         ),
         code.DELETE_TOPIC_IN_BROKER: Route(
             h.OfTopic,
-            saved(partial(topics.delete_topic, b.topics, b.offsets), "topics", "consumer offsets"),
+            durable(
+                partial(topics.delete_topic, b.topics, b.offsets), "topics", "consumer offsets"
+            ),
         ),
         code.GET_ALL_TOPIC_CONFIG: Route(None, partial(topics.all_topics, b.topics)),
         code.GET_TOPIC_CONFIG: Route(h.OfTopic, partial(topics.one_topic, b.topics)),
@@ -147,11 +149,13 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.DELETE_EXPIRED_COMMITLOG: Route(None, partial(topics.clean_up, b.clean)),
         # Groups.
         code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(
-            None, saved(partial(groups.create_group, b.groups), "groups")
+            None, durable(partial(groups.create_group, b.groups), "groups")
         ),
         code.DELETE_SUBSCRIPTIONGROUP: Route(
             h.DeleteGroup,
-            saved(partial(groups.delete_group, b.groups, b.offsets), "groups", "consumer offsets"),
+            durable(
+                partial(groups.delete_group, b.groups, b.offsets), "groups", "consumer offsets"
+            ),
         ),
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(None, partial(groups.all_groups, b.groups)),
         code.GET_SUBSCRIPTIONGROUP_CONFIG: Route(h.OfGroup, partial(groups.one_group, b.groups)),
@@ -178,13 +182,13 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         ),
         code.CLONE_GROUP_OFFSET: Route(
             h.CloneGroupOffset,
-            saved(
+            durable(
                 partial(groups.clone_offsets, b.topics, b.consumers, b.offsets), "consumer offsets"
             ),
         ),
         code.INVOKE_BROKER_TO_RESET_OFFSET: Route(
             h.ResetOffset,
-            saved(
+            durable(
                 current(
                     partial(groups.reset_offset, name, b.store, b.topics, b.consumers, b.offsets)
                 ),

@@ -3,7 +3,10 @@
 A table counts its changes, and stays unsaved until a file that has all of them is on the disk. A
 save that fails (a full disk, no inode left) is tried again with growing pauses; it is logged when
 it begins to fail and when it works again, not at each attempt, and shown by the metrics. Whoever
-must not be told of success before a change is on the disk waits for `saved`.
+must not be told of success before a change is on the disk waits for `durable`.
+
+A table that keeps a journal need not be saved for that: its journal is synced, and the table is
+saved as often as a twentieth of the time allows.
 """
 
 import asyncio
@@ -11,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -23,6 +27,8 @@ log = logging.getLogger(__name__)
 _SOON: Final = 0.02  # seconds: the changes of a moment are one save
 _FIRST_PAUSE: Final = 0.1  # seconds between attempts; twice as long after each failure
 _LONGEST_PAUSE: Final = 5.0
+_SHARE: Final = 20  # times what a save took: until the next one, if there is a journal
+_LONGEST_WAIT: Final = 30.0  # seconds; RocketMQ would not know of the changes, should it take over
 
 
 class Table(Protocol):
@@ -43,8 +49,11 @@ class _Kept:
 
     name: str
     table: Table
+    sync: Callable[[], None] | None  # its journal, in another thread
     saved: int = 0  # changes that are in the file
+    synced: int = 0  # changes that are in the journal
     due: float | None = None  # when to save it
+    rests: float = -inf  # until when it is enough to sync the journal
     pause: float = _FIRST_PAUSE
     failures: int = 0
     failure: str | None = None  # why the last attempt failed
@@ -53,6 +62,10 @@ class _Kept:
     @property
     def is_saved(self) -> bool:
         return self.saved >= self.table.changes
+
+    @property
+    def is_durable(self) -> bool:
+        return max(self.saved, self.synced) >= self.table.changes
 
 
 class Saver:
@@ -63,8 +76,9 @@ class Saver:
         self._tables: dict[str, _Kept] = {}
         self._woken = asyncio.Event()
 
-    def add(self, name: str, table: Table) -> None:
-        self._tables[name] = _Kept(name, table)
+    def add(self, name: str, table: Table, sync: Callable[[], None] | None = None) -> None:
+        """`sync`: makes the changes durable in a journal, and may be called in another thread."""
+        self._tables[name] = _Kept(name, table, sync)
 
     def soon(self, name: str) -> None:
         """Saves a table a moment later, if it has changed; if saving fails, when that is tried
@@ -73,12 +87,12 @@ class Saver:
         if not kept.is_saved and (kept.due is None or kept.failure is None):
             self._save_by(kept, _SOON)
 
-    async def saved(self, *names: str) -> None:
+    async def durable(self, *names: str) -> None:
         """Returns when all changes these tables have now are on the disk. Raises StoreError if an
         attempt fails; more are made all the same."""
         futures = []
         for kept in (self._tables[name] for name in names):
-            if not kept.is_saved:
+            if not kept.is_durable:
                 future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 kept.waiting.append((kept.table.changes, future))
                 futures.append(future)
@@ -128,7 +142,11 @@ class Saver:
 
     async def _save(self, kept: _Kept) -> None:
         kept.due = None
-        changes = kept.table.changes
+        clock = asyncio.get_running_loop().time
+        if clock() < kept.rests and await self._is_synced(kept):
+            self._save_by(kept, kept.rests - clock())
+            return
+        changes, began = kept.table.changes, clock()
         try:
             await self._in_thread(kept.table.snapshot())
         except (StoreError, OSError) as error:
@@ -138,6 +156,22 @@ class Saver:
             self._failed(kept, changes, reason(error, kept.table.path))
         else:
             self._succeeded(kept, changes)
+            if kept.sync is not None:
+                kept.rests = clock() + min(_SHARE * (clock() - began), _LONGEST_WAIT)
+
+    async def _is_synced(self, kept: _Kept) -> bool:
+        """Whether the changes are durable in the journal; if not, the table has to be saved."""
+        assert kept.sync is not None
+        changes = kept.table.changes
+        try:
+            await self._in_thread(kept.sync)
+        except OSError as error:
+            log.warning("the changes of the %s can't be synced: %s", kept.name, error)
+            return False
+        kept.synced = changes
+        for future in self._told(kept, changes):
+            future.set_result(None)
+        return True
 
     def _succeeded(self, kept: _Kept, changes: int) -> None:
         if kept.failure is not None:

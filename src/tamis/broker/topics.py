@@ -1,10 +1,8 @@
 """The topics there are: RocketMQ's `TopicConfigManager`, a mapping that persists."""
 
-import contextlib
 import logging
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,10 +10,10 @@ from typing import Final
 from ..errors import ResponseError
 from ..message import DELAY_TOPIC, HALF_TOPIC
 from ..store import tables
-from ..wire import beans, fastjson
 from ..wire.bodies import Perm, TopicConfig
 from ..wire.codes import ResponseCode
 from .config import BrokerConfig
+from .journal import Change, Journal
 from .quotas import Quotas
 from .saving import reason
 
@@ -52,7 +50,6 @@ NO_SENDING: Final = frozenset(
 )
 _SYSTEM_TOPICS: Final = NO_SENDING | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 _DELETED: Final = "tamis.deleted.json"  # beside RocketMQ's tables; it leaves that alone
-_JOURNAL: Final = "tamis.topics.log"  # likewise
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 _READ_WRITE: Final = Perm.READ | Perm.WRITE
 
@@ -99,16 +96,11 @@ class Topics(Mapping[str, TopicConfig]):
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
         self.quotas: Quotas | None = None
         self._topics, self.version = tables.load_topics(folder)
-        self._journal = _Journal(folder / _JOURNAL)
-        deleted = (tables.read_table(folder / _DELETED) or {}).get("topics", [])
-        for name, change in self._journal.read():
-            if change is not None:
-                self._topics[name] = change
-            else:
-                self._topics.pop(name, None)
-                deleted.append(name)  # the list may not have been saved, though the table was
+        self._deleted = set((tables.read_table(folder / _DELETED) or {}).get("topics", []))
+        self._journal = Journal(folder)
+        self._redo(self._journal.read())
         self._topics |= _made_at_start(config)
-        self._deleted: set[str] = {topic for topic in deleted if topic not in self._topics}
+        self._deleted -= self._topics.keys()
         for topic, queues in stored.items():
             known = self._topics.get(topic)
             if topic in self._deleted:
@@ -216,9 +208,27 @@ class Topics(Mapping[str, TopicConfig]):
             self.put(found)
         return found
 
+    def sync(self) -> None:
+        """Returns when all changes are on the disk, be it only in the journal. Raises OSError. May
+        be called in another thread."""
+        self._journal.sync()
+
+    def _redo(self, changes: Iterable[Change]) -> None:
+        """Makes what was noted but not saved."""
+        for change in changes:
+            if change.version is not None:
+                if change.version <= self.version.counter:
+                    continue  # the table has it
+                self.version = replace(self.version, counter=change.version)
+            if change.topic is not None:
+                self._topics[change.name] = change.topic
+            else:
+                self._topics.pop(change.name, None)
+                self._deleted.add(change.name)
+
     def _note(self, name: str, topic: TopicConfig | None, what: str) -> None:
         try:
-            self._journal.note(name, topic)
+            self._journal.note(Change(name, topic, self.version.counter + 1))
         except OSError as error:
             why = f"topic[{name}] is not {what}: {reason(error, self._journal.path)}"
             raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
@@ -230,65 +240,16 @@ class Topics(Mapping[str, TopicConfig]):
 
     def snapshot(self) -> Callable[[], None]:
         """What saves the table as it is now; may be called in another thread."""
-        topics, version, deleted = dict(self._topics), self.version, sorted(self._deleted)
-        noted = self._journal.count
+        topics, version, deleted = self._topics.copy(), self.version, self._deleted.copy()
+        noted_later = self._journal.turn()
 
         def save() -> None:
-            tables.save_topics(self._folder, topics, version)
             if deleted or (self._folder / _DELETED).exists():
-                tables.write_table(self._folder / _DELETED, {"topics": deleted})
-            self._journal.forget(noted)  # now that both files have it
+                tables.write_table(self._folder / _DELETED, {"topics": sorted(deleted)})
+            tables.save_topics(self._folder, topics, version)  # last: by it changes are passed over
+            self._journal.forget(noted_later)
 
         return save
-
-
-class _Journal:
-    """Changes since the table was last saved, a line each: with the operating system before the
-    first message of a new topic is acknowledged, so that a kill of the process loses no topic."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._is_torn = True  # its last line may lack its end
-        self._lock = threading.Lock()  # `forget` is called where tables are saved
-        self.count = 0  # lines noted
-
-    def read(self) -> Iterator[tuple[str, TopicConfig | None]]:
-        try:
-            lines = self.path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return
-        for line in filter(None, lines):
-            try:
-                found = fastjson.loads(line)
-                change = found.get("topic")
-                yield found["name"], change and beans.from_json(TopicConfig, change)
-            except (ValueError, KeyError, AttributeError):
-                log.warning("%s: passed over: %r", self.path, line[:80])
-
-    def note(self, name: str, topic: TopicConfig | None) -> None:
-        """Raises OSError, and then nothing is noted."""
-        line = fastjson.render({"name": name, "topic": topic and beans.to_json(topic)}) + "\n"
-        with self._lock:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab", buffering=0) as file:
-                size = file.tell()
-                data = ("\n" if self._is_torn and size else "").encode() + line.encode()
-                self._is_torn = True
-                try:
-                    while data:
-                        data = data[file.write(data) or 0 :]
-                except OSError:
-                    with contextlib.suppress(OSError):  # else the line is passed over later
-                        file.truncate(size)
-                    raise
-            self._is_torn = False
-            self.count += 1
-
-    def forget(self, count: int) -> None:
-        """All of them, if there are none but these: they are in the table now."""
-        with self._lock:
-            if self.count == count:
-                self.path.unlink(missing_ok=True)
 
 
 def _made_at_start(config: BrokerConfig) -> dict[str, TopicConfig]:
