@@ -1,6 +1,7 @@
 """What connections keep in memory has one limit: the greediest are paused, then closed."""
 
 import logging
+import socket
 import struct
 from contextlib import AsyncExitStack
 from typing import Any
@@ -10,7 +11,7 @@ from net.harness import Stream, run, serving, stream, until
 
 from tamis.net.buffers import Buffers
 from tamis.net.server import Answer, Request, Route, needless_header
-from tamis.wire.command import Command
+from tamis.wire.command import Command, encode
 
 ECHO, LARGE = 1000, 1001
 MIB = 2**20
@@ -82,6 +83,21 @@ def test_answers_that_are_not_read_are_limited_for_all_connections_together(
     with caplog.at_level(logging.WARNING, "tamis.net"):
         run(main())
     assert "connections hold too much (connection_memory): closed" in caplog.text
+
+
+def test_answers_that_are_not_read_are_kept_where_they_count() -> None:
+    """The system would take megabytes of each connection, which no limit of ours would see."""
+
+    async def main() -> None:
+        async with serving(routes()) as (server, address):
+            host, _, port = address.rpartition(":")
+            with socket.socket() as slow:
+                slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                slow.connect((host, int(port)))
+                slow.sendall(b"".join(encode(Command(code=LARGE, opaque=i)) for i in range(8)))
+                await until(lambda: server.buffers.total > MIB, lambda: server.buffers.total)
+
+    run(main())
 
 
 class Holder:

@@ -43,6 +43,7 @@ _SCAN_SECONDS: Final = 10.0
 _REVIEW_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 1.0  # for peers to take their last answers when the server closes
 _WRITE_SIZE: Final = 256 * 2**10  # bytes of answers to gather for one write
+_UNSENT: Final = 256 * 2**10  # bytes of answers the system keeps; what is more we keep, and count
 MOST_CONNECTIONS: Final = 20_000
 _TURN: Final = 0.003  # seconds to serve requests of one connection, then it is another's turn
 _ROUND: Final = 0.01  # seconds to serve those that wait for their turn, then the loop goes on
@@ -418,6 +419,7 @@ class _ServerPeer(Peer):
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         self._server.peers.add(self)
         self._server._is_empty.clear()
 
