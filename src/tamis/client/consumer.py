@@ -415,7 +415,8 @@ class Consumer:
         return None
 
     def _take_error(self, inbox: Inbox) -> UnreadableMessage:
-        """That it begins with. Who is told of it has it: the next message is the one after."""
+        """Takes the error the inbox begins with. It counts as handed out: the next message is the
+        one after it."""
         piece = self._finish_piece(inbox)
         self._turns.remove(inbox)
         if inbox.pieces:

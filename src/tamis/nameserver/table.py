@@ -173,12 +173,12 @@ class RouteTable:
 
     @property
     def brokers(self) -> int:
-        """Names of brokers."""
+        """How many names of brokers there are."""
         return len(self._groups)
 
     @property
     def topic_count(self) -> int:
-        """Of all brokers together."""
+        """How many topics all brokers have together."""
         return sum(len(group.queues) for group in self._groups.values())
 
     def unknown(self, name: str, said: Announcement) -> int:

@@ -478,8 +478,8 @@ class _ServerPeer(Peer):
         return self._requests.popleft()
 
     def _next_piece(self) -> bytes:
-        """Of what came, as much as can be taken apart at once: a piece, or the whole of a frame
-        that is longer."""
+        """Takes as much of what came as can be taken apart at once: a piece, or the whole of a
+        frame that is longer."""
         data, at = self._undecoded[0], self._at
         size = _PIECE
         if not self._wire.pending:

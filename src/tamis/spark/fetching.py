@@ -468,8 +468,8 @@ def fetch_log(part: LogRange, fetch: Fetch) -> Iterator[pa.RecordBatch]:
 
 
 def _grown_scan(part: LogRange, fetch: Fetch) -> Scan:
-    """Of a queue that is as long as it was to the driver, or does not get so long in time: through
-    a network's file system an executor may see it later, its log too."""
+    """Opens a queue once it is as long as the driver saw it, or once the time for that is over.
+    Through a network's file system an executor may see the end of a queue, or of the log, later."""
     deadline = time.monotonic() + fetch.data_timeout
     pause = _PAUSE
     while True:
