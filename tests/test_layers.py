@@ -13,7 +13,7 @@ SRC = Path(tamis.__file__).parent
 
 ALL_BUT_CLI = {
     *("errors", "message", "wire", "filter", "store", "net", "nameserver", "broker", "client"),
-    *("filterserver", "spark", "pipeline", "testing"),
+    *("code", "sandbox", "filterserver", "spark", "pipeline", "testing"),
 }
 MAY_IMPORT = {
     "errors": set(),
@@ -25,10 +25,16 @@ MAY_IMPORT = {
     "net": {"errors", "wire"},
     "nameserver": {"errors", "wire", "net"},
     "broker": {"errors", "message", "wire", "filter", "store", "net"},
-    "client": {"errors", "message", "wire", "net", "filter"},
-    "filterserver": {"errors", "message", "wire", "net", "client", "filter"},
-    "spark": {"errors", "message", "wire", "net", "filter", "store", "client"},
-    "pipeline": {"errors", "filter", "spark"},
+    "code": {"errors", "message", "wire", "filter"},
+    "client": {"errors", "message", "wire", "net", "filter", "code"},
+    "sandbox": {"errors", "code"},
+    "filterserver": {
+        *("errors", "message", "wire", "net", "client", "filter", "code", "sandbox"),
+    },
+    "spark": {
+        *("errors", "message", "wire", "net", "filter", "store", "client", "code", "sandbox"),
+    },
+    "pipeline": {"errors", "filter", "spark", "code", "sandbox"},
     "testing": ALL_BUT_CLI,
     "cli": ALL_BUT_CLI | {"testing"},
 }
@@ -42,6 +48,9 @@ COLUMNAR = (
 HEAVY = {
     "pyspark": ("spark/", "pipeline/", "filter/engines/catalyst"),
     "numpy": (
+        "code/",
+        "sandbox/",
+        "filterserver/",
         "store/",
         "broker/_send",
         "client/columns",
@@ -51,6 +60,9 @@ HEAVY = {
         *COLUMNAR,
     ),
     "pyarrow": (
+        "code/",
+        "sandbox/",
+        "filterserver/",
         "store/",
         "client/columns",
         "client/compression",

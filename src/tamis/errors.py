@@ -15,7 +15,9 @@
     │   ├── InvalidFilter        the text does not compile: .text .position .reason .hint
     │   │   ├── FilterSyntaxError    it is not an expression of the language
     │   │   └── FilterTypeError      it is, but RocketMQ (or strict mode) refuses its operands
-    │   └── FilterValueError     a message's value can't be compared; seen while evaluating
+    │   ├── FilterValueError     a message's value can't be compared; seen while evaluating
+    │   └── CodeError            a filter in code can't be used: .name .reason
+    ├── SandboxError             a filter in code broke a limit, or none can be enforced: .reason
     ├── StoreError
     │   └── CorruptRecord        .file .offset .reason
     │       └── UnreadableMessage    .topic .broker .queue_id .offset .message_id .reason
@@ -31,6 +33,7 @@ from typing import Any, ClassVar, Final
 
 __all__ = [
     "ClientClosed",
+    "CodeError",
     "ConfigError",
     "ConsumerOffline",
     "CorruptRecord",
@@ -50,6 +53,7 @@ __all__ = [
     "ProtocolError",
     "RemoteProtocolError",
     "ResponseError",
+    "SandboxError",
     "SendFailed",
     "ServerFault",
     "ServiceUnavailable",
@@ -321,6 +325,31 @@ class FilterValueError(FilterError):
         if len(shown) > 60:
             shown = shown[:57] + "…" + shown[-1]
         return f"{shown} can't be read as {self.wanted}"
+
+
+class CodeError(FilterError):
+    """A filter in code can't be used."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"code {self.name}: {self.reason}"
+
+
+class SandboxError(Error):
+    """A filter in code broke a limit, or limits can't be enforced here."""
+
+    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+        """`retry_after`: seconds until it is worth asking again."""
+        super().__init__(reason, retry_after)
+        self.reason = reason
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class StoreError(Error):
