@@ -10,7 +10,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,12 @@ def _takes_context(method: Callable[..., object], name: str, is_batch: bool) -> 
     return len(needed) == 2 or (len(positional) > 1 and positional[1].name == "context")
 
 
+class Progress(Protocol):
+    """A list, or memory that others see."""
+
+    def __setitem__(self, index: int, row: int, /) -> None: ...
+
+
 class Loaded:
     """An object of a filter's class, in this process. One caller at a time."""
 
@@ -107,14 +113,17 @@ class Loaded:
         self._unload = weakref.finalize(self, sys.modules.pop, module, None)
         self._unload.atexit = False
 
-    def judge(self, batch: pa.RecordBatch) -> Verdicts:
+    def judge(self, batch: pa.RecordBatch, *, progress: Progress | None = None) -> Verdicts:
         """Judge a batch, whose memory must stay as it is: a filter may keep a message, or a batch.
 
         What the filter raises is an outcome of the rows concerned, but for KeyboardInterrupt.
+        `progress[0]` is set to the row that `match` is given, for who watches from outside.
         """
         if self.needs.is_declared and tuple(batch.schema.names) != self.needs.names:
             raise ValueError(f"a batch of {batch.schema.names}, not {[*self.needs.names]}")
-        return self._of_batch(batch) if self.needs.is_batch else self._of_messages(batch)
+        if self.needs.is_batch:
+            return self._of_batch(batch)
+        return self._of_messages(batch, [0] if progress is None else progress)
 
     def close(self) -> None:
         self._unload()
@@ -133,11 +142,12 @@ class Loaded:
             outcomes = np.full(batch.num_rows, _ERROR, np.uint8)
             return Verdicts(outcomes, {0: line_of(error)} if batch.num_rows else {})
 
-    def _of_messages(self, batch: pa.RecordBatch) -> Verdicts:
+    def _of_messages(self, batch: pa.RecordBatch, progress: Progress) -> Verdicts:
         outcomes = bytearray(batch.num_rows)
         errors: dict[int, str] = {}
         match, columns = self._method("match"), Columns(batch, self.needs)
         for row in range(batch.num_rows):
+            progress[0] = row
             try:
                 answer = match(MessageView(columns, row))
                 if answer is True:
