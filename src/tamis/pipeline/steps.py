@@ -102,7 +102,7 @@ def check_code(filter: Filter, source: Source) -> None:
     is_raw = needed.is_declared and "property_string" in needed.columns
     if source.archive is not None and is_raw:
         raise ConfigError(
-            f"code {filter.text}: an archive has no column property_string: declare properties"
+            f"code {filter.text}: an archive has no property_string: declare properties"
         )
 
 
