@@ -9,7 +9,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSequence
 from typing import Any, Final
 
 import numpy as np
@@ -107,14 +107,19 @@ class Loaded:
         self._unload = weakref.finalize(self, sys.modules.pop, module, None)
         self._unload.atexit = False
 
-    def judge(self, batch: pa.RecordBatch) -> Verdicts:
+    def judge(
+        self, batch: pa.RecordBatch, *, progress: MutableSequence[int] | None = None
+    ) -> Verdicts:
         """Judge a batch, whose memory must stay as it is: a filter may keep a message, or a batch.
 
         What the filter raises is an outcome of the rows concerned, but for KeyboardInterrupt.
+        `progress[0]` is set to the row that `match` is given, for who watches from outside.
         """
         if self.needs.is_declared and tuple(batch.schema.names) != self.needs.names:
             raise ValueError(f"a batch of {batch.schema.names}, not {[*self.needs.names]}")
-        return self._of_batch(batch) if self.needs.is_batch else self._of_messages(batch)
+        if self.needs.is_batch:
+            return self._of_batch(batch)
+        return self._of_messages(batch, [0] if progress is None else progress)
 
     def close(self) -> None:
         self._unload()
@@ -128,11 +133,12 @@ class Loaded:
             outcomes = np.full(batch.num_rows, _ERROR, np.uint8)
             return Verdicts(outcomes, {0: line_of(error)} if batch.num_rows else {})
 
-    def _of_messages(self, batch: pa.RecordBatch) -> Verdicts:
+    def _of_messages(self, batch: pa.RecordBatch, progress: MutableSequence[int]) -> Verdicts:
         outcomes = bytearray(batch.num_rows)
         errors: dict[int, str] = {}
         match, rest = self._user.match, self._rest
         for row, message in enumerate(messages_of(batch, self.needs)):
+            progress[0] = row
             try:
                 answer = match(message, *rest)
                 if answer is True:
