@@ -9,8 +9,8 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, MutableSequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,12 @@ def _takes_context(method: Callable[..., object], name: str, is_batch: bool) -> 
     return len(needed) == 2 or (len(positional) > 1 and positional[1].name == "context")
 
 
+class Progress(Protocol):
+    """A list, or memory that others see."""
+
+    def __setitem__(self, index: int, row: int, /) -> None: ...
+
+
 class Loaded:
     """An object of a filter's class, in this process. One caller at a time."""
 
@@ -107,9 +113,7 @@ class Loaded:
         self._unload = weakref.finalize(self, sys.modules.pop, module, None)
         self._unload.atexit = False
 
-    def judge(
-        self, batch: pa.RecordBatch, *, progress: MutableSequence[int] | None = None
-    ) -> Verdicts:
+    def judge(self, batch: pa.RecordBatch, *, progress: Progress | None = None) -> Verdicts:
         """Judge a batch, whose memory must stay as it is: a filter may keep a message, or a batch.
 
         What the filter raises is an outcome of the rows concerned, but for KeyboardInterrupt.
@@ -133,7 +137,7 @@ class Loaded:
             outcomes = np.full(batch.num_rows, _ERROR, np.uint8)
             return Verdicts(outcomes, {0: line_of(error)} if batch.num_rows else {})
 
-    def _of_messages(self, batch: pa.RecordBatch, progress: MutableSequence[int]) -> Verdicts:
+    def _of_messages(self, batch: pa.RecordBatch, progress: Progress) -> Verdicts:
         outcomes = bytearray(batch.num_rows)
         errors: dict[int, str] = {}
         match, rest = self._user.match, self._rest

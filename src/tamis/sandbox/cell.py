@@ -33,7 +33,7 @@ __all__ = ["Cell", "Usage"]
 log = logging.getLogger(__name__)
 
 _MOST_ROWS: Final = 65536  # of a request
-_MOST_CULPRITS: Final = 3  # messages of a batch found guilty, until the filter itself is
+_MOST_CULPRITS: Final = 3  # messages of a batch that are to blame, before the filter itself is
 _MOST_REASONS: Final = 64
 _FIRST_REST: Final = 0.25  # seconds, after the second batch in a row that broke a limit
 _ZYGOTES: Final = 3  # tried for a batch
@@ -53,7 +53,7 @@ class Usage:
 
 
 class _Maker(Protocol):
-    def make_child(self, arena: int) -> Child: ...
+    def make_child(self, limits: Limits, arena: int) -> Child: ...
 
 
 class Cell:
@@ -88,13 +88,7 @@ class Cell:
         self._peak_memory = 0
         self._arena = Arena(limits.batch_bytes)
         try:
-            self._needs = self._start()
-        except Breach as breach:
-            self._release()
-            raise SandboxError(f"{code.name}: {breach.reason} while it was loaded") from None
-        except ZygoteGone as error:
-            self._release()
-            raise SandboxError(f"{code.name}: {error}", 1.0) from None
+            self._needs = self._first_start()
         except BaseException:
             self._release()
             raise
@@ -192,7 +186,11 @@ class Cell:
     def _ask(self, rows: int, schema: int, size: int) -> Verdicts:
         """Ask about the batch in the arena. Raises Breach, with the process ended."""
         if self._child is None:
-            self._start()
+            try:
+                self._start()
+            except Breach as breach:
+                breach.is_idle = True
+                raise
         assert self._child is not None
         begun = time.monotonic()
         kind, data = self._child.ask(
@@ -217,6 +215,7 @@ class Cell:
         """Decide how to go on after a breach."""
         judged.breaches.append(breach.reason)
         if breach.is_idle:
+            judged.culprits += 1
             judged.left.appendleft((start, stop))
         elif stop - start == 1:
             judged.culprits += 1
@@ -252,12 +251,25 @@ class Cell:
             rest = _FIRST_REST * 2.0 ** min(self._bad_batches - 2, 30)
             self._resting_until = self._now() + min(rest, self._limits.longest_rest)
 
+    def _first_start(self) -> Needs:
+        for tried in range(1, _ZYGOTES + 1):
+            try:
+                return self._start()
+            except Breach as breach:
+                reason = f"{self._code.name}: {breach.reason} while it was loaded"
+                raise SandboxError(reason) from None
+            except ZygoteGone as error:
+                self._drop()
+                if tried == _ZYGOTES:
+                    raise SandboxError(f"{self._code.name}: {error}", 1.0) from None
+        raise AssertionError
+
     def _start(self) -> Needs:
         """Make a process and load the filter.
 
         Raises CodeError, Breach, ZygoteGone, SandboxError.
         """
-        child = self._child = self._maker.make_child(self._arena.descriptor)
+        child = self._child = self._maker.make_child(self._limits, self._arena.descriptor)
         if not self._empty_memory:
             self._empty_memory = child.peak_memory
         wanted = {

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from . import linux
@@ -82,11 +83,11 @@ def attempt(plan: Plan, order: Mapping[str, Any]) -> dict[str, bool]:
         "seccomp": _says(21, 2),
         "processes": _is_refused(_fork) and _is_refused(lambda: os.execv("/bin/true", ["true"])),
         "memory": _is_refused(lambda: bytearray(order["address_space"]), MemoryError),
-        "reading": all(_is_refused(lambda path=path: _read(path)) for path in reading),
-        "writing": all(_is_refused(lambda path=path: _write(path)) for path in scratch),
+        "reading": all(_is_refused(partial(_read, one)) for one in reading),
+        "writing": all(_is_refused(partial(_write, one)) for one in scratch),
         "network": all(
-            _is_refused(lambda family=family: socket.socket(family).close())
-            for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+            _is_refused(partial(_connectable, one))
+            for one in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
         ),
         "signals": _is_refused(lambda: os.kill(server, 0)) and _is_refused(lambda: os.kill(-1, 0)),
         "environment": not os.environ,
@@ -115,6 +116,10 @@ def _fork() -> None:
     if not (pid := os.fork()):
         os._exit(0)
     os.waitpid(pid, 0)
+
+
+def _connectable(family: int) -> None:
+    socket.socket(family).close()
 
 
 def _read(path: str, size: int = 1) -> None:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from ..errors import SandboxError
 from . import exchange, zygote
@@ -107,16 +107,16 @@ class Zygote:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, tempfile.TemporaryFile() as said:
-            self._process = subprocess.Popen(
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", "-c", _BOOT, plan.to_json(), *plan.path],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=said,
                 env=_ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,  # Ctrl-C at a terminal is the server's
             )
-            theirs.close()
+            theirs.close()  # or its end would not be noticed
             self._control.settimeout(_START)
             try:
                 answer = self._control.recv(65536)
@@ -153,7 +153,7 @@ class Zygote:
             self._process.wait()
 
 
-def _last_line(said: Any) -> str:
+def _last_line(said: IO[bytes]) -> str:
     said.seek(0)
     lines = said.read(65536).decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "the process that makes filters ended without a word"

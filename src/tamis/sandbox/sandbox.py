@@ -66,13 +66,14 @@ class Sandbox:
         assert self._report is not None
         return self._report
 
-    def cell(self, code: CodeFilter, context: Context) -> Cell:
-        """Load a filter into a process of its own.
+    def cell(self, code: CodeFilter, context: Context, limits: Limits | None = None) -> Cell:
+        """Load a filter into a process of its own, under the sandbox's limits or others.
 
         Raises CodeError if the class can't be used; SandboxError if it broke a limit while it was
         loaded, or if isolation is required and can't be had.
         """
-        cell = Cell(self, code, context, self.limits, self._cells.discard, self._now)
+        given = limits or self.limits
+        cell = Cell(self, code, context, given, self._cells.discard, self._now)
         self._cells.add(cell)
         if self._is_closed:
             cell.close()
@@ -88,9 +89,9 @@ class Sandbox:
                 self._zygote.close()
                 self._zygote = None
 
-    def make_child(self, arena: int) -> Child:
+    def make_child(self, limits: Limits, arena: int) -> Child:
         """For cells. Raises ZygoteGone or SandboxError."""
-        return Child(self._running(), self.limits, arena)
+        return Child(self._running(), limits, arena)
 
     def _running(self) -> Zygote:
         with self._lock:
