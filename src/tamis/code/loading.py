@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from ..errors import CodeError
 from ..filter.logic import Outcome
 from .contract import Context, Needs, needs_of
-from .messages import messages_of
+from .messages import Columns, MessageView
 from .reasons import line_of, shown
 from .source import CodeFilter
 from .verdicts import Verdicts
@@ -109,7 +109,7 @@ class Loaded:
         """`context` if its method takes one. `module` is unloaded with it."""
         self.needs = needs
         self._user = user
-        self._rest = () if context is None else (context,)
+        self._context = context
         self._unload = weakref.finalize(self, sys.modules.pop, module, None)
         self._unload.atexit = False
 
@@ -128,9 +128,14 @@ class Loaded:
     def close(self) -> None:
         self._unload()
 
+    def _method(self, name: str) -> Callable[[Any], Any]:
+        method, context = getattr(self._user, name), self._context
+        return method if context is None else lambda subject: method(subject, context)
+
     def _of_batch(self, batch: pa.RecordBatch) -> Verdicts:
         try:
-            return Verdicts(_outcomes(self._user.match_batch(batch, *self._rest), batch.num_rows))
+            mask = self._method("match_batch")(batch)
+            return Verdicts(_outcomes(mask, batch.num_rows))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -140,11 +145,11 @@ class Loaded:
     def _of_messages(self, batch: pa.RecordBatch, progress: Progress) -> Verdicts:
         outcomes = bytearray(batch.num_rows)
         errors: dict[int, str] = {}
-        match, rest = self._user.match, self._rest
-        for row, message in enumerate(messages_of(batch, self.needs)):
+        match, columns = self._method("match"), Columns(batch, self.needs)
+        for row in range(batch.num_rows):
             progress[0] = row
             try:
-                answer = match(message, *rest)
+                answer = match(MessageView(columns, row))
                 if answer is True:
                     outcomes[row] = _TRUE
                 elif answer is not False:
