@@ -94,7 +94,7 @@ MESSAGES = [
     Attack("busy threads", "def burn():\n    while True: np.dot(a, a)\n"
            "a = np.ones((300, 300))\n"
            "for _ in range(3): threading.Thread(target=burn, daemon=True).start()\n"
-           "burn()", "used more than 1 s of CPU|took longer than"),
+           "burn()", "used more than 2 s of CPU|took longer than"),
     Attack("memory bomb", "x = []\nwhile True: x.append(bytes(100000))", "needs more than 64 MiB"),
     Attack("one large allocation", "bytearray(2**34)", "needs more than 64 MiB of memory"),
     Attack("memory by NumPy", "np.ones(2**28)", "needs more than 64 MiB of memory"),
@@ -137,8 +137,7 @@ MESSAGES = [
     Attack("Unix sockets", "socket.socketpair()", "PermissionError"),
     Attack("listening", "asyncio.run(asyncio.start_server(print, '127.0.0.1', 0))",
            "PermissionError"),
-    Attack("names", "socket.getaddrinfo('localhost', 80)[0] and socket.gethostbyname('a.b')",
-           "Error"),
+    Attack("names", "socket.gethostbyname('localhost.example')", "gaierror"),
     Attack("a signal to the parent", "os.kill(os.getppid(), 9)", "PermissionError"),
     Attack("a signal to the server", "os.kill({server}, 9)", "PermissionError"),
     Attack("signals to all", "os.kill(-1, 9)", "PermissionError"),
@@ -146,8 +145,9 @@ MESSAGES = [
            "PermissionError"),
     Attack("flooding the socket", "while True: os.write(3, b'x' * 65536)", "was not asked"),
     Attack("a huge answer", "say(b'', 2**31)", "answered with 2147483648 bytes, more than"),
-    Attack("a short answer", "say(b'\\1\\0\\0')", r"answered with 3 bytes for \d messages"),
-    Attack("a long answer", "say(b'\\1' * 8 + b'\\0\\0' + b'x' * 100)", "answered with|does not"),
+    Attack("a short answer", "say(b'\\1')", r"answered with 1 bytes for \d messages"),
+    Attack("a long answer", "say(b'\\1' * 8 + b'\\0\\0' + b'x' * 100)",
+           "answered with|gave a reason"),
     Attack("outcomes that do not exist", "say(b'\\7' * 8 + b'\\0\\0')", "answered with"),
     Attack("a reason that is not UTF-8",
            "say(b'\\3' + struct.pack('<HIH', 1, 0, 2) + b'\\xff\\xff')", "not UTF-8|answered with"),
@@ -178,9 +178,9 @@ MESSAGES = [
     Attack("raising limits", "import resource\n"
            "resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))", "Error"),
     Attack("importing what is not allowed", "import click", "import of click is not allowed here"),
-    Attack("importing it otherwise", "__import__('importlib').import_module('orjson')",
-           "import of orjson is not allowed here"),
-    Attack("loading a library", "ctypes.CDLL('libsqlite3.so.0')", "OSError"),
+    Attack("importing it otherwise", "__import__('importlib').import_module('pandas')",
+           "import of pandas is not allowed here"),
+    Attack("loading a library", "ctypes.CDLL('libncurses.so.6')", "OSError"),
 ]  # fmt: skip
 
 # With every batch, whatever is in it: all messages fail, and it ends.

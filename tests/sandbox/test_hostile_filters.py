@@ -23,9 +23,7 @@ from tamis.filter import Outcome
 from tamis.sandbox import Cell, Limits, Sandbox
 
 CONTEXT = Context("group", "orders")
-LIMITS = Limits(
-    wall=1.5, cpu=1.0, load_wall=30.0, memory=64 * 2**20, processes=8, longest_rest=0.001
-)
+LIMITS = Limits(wall=1.5, load_wall=30.0, memory=64 * 2**20, longest_rest=0.001)
 BATCH = pa.record_batch({"n": pa.array(range(8), pa.int32())})
 EVEN = [int(n % 2 == 0) for n in range(8)]
 
@@ -149,13 +147,14 @@ def test_threads_left_behind_do_not_run_between_batches(sandbox: Sandbox) -> Non
 
 
 def test_an_answer_given_in_advance_is_not_taken_for_the_next_batch(sandbox: Sandbox) -> None:
-    attack = Attack("", "say(b'\\1' * 8 + b'\\0\\0')\nreturn [False] * 8", "")
-    cell = _cell(sandbox, attack.match_batch)
+    body = "rows = batch.num_rows\nsay(b'\\1' * rows + b'\\0\\0')\nreturn [False] * rows"
+    cell = _cell(sandbox, Attack("", body, "").match_batch)
     try:
-        # It may lie about its own messages; the second answer is one too many.
-        assert cell.judge(BATCH).outcomes.tolist() == [1] * 8
-        cell.judge(BATCH)
+        for _ in range(2):
+            # It may lie about its own messages; the other answer is one too many.
+            assert {*cell.judge(BATCH).outcomes.tolist()} <= {Outcome.TRUE, Outcome.ERROR}
         assert cell.usage.last_breach in (
+            "answered with more than one answer",
             "answered before it was asked",
             "answered a question that was not asked",
         )

@@ -214,11 +214,11 @@ class Child:
     def _greet(self) -> None:
         """Wait until it is shut in. What it says until then are our own words."""
         try:
-            header = self._receive(exchange.ANSWER.size, _MAKE, cpu=None)
+            header = self._receive(exchange.ANSWER.size)
             _, kind, size = exchange.ANSWER.unpack(header)
             if kind == Kind.READY:
                 return
-            said = self._receive(size, _MAKE, cpu=None).decode(errors="replace")
+            said = self._receive(size).decode(errors="replace")
         except Breach as breach:
             said = breach.reason
         raise SandboxError(f"a filter's process could not be shut in: {said}")
@@ -245,30 +245,24 @@ class Child:
         self._send(
             exchange.REQUEST.pack(nonce, kind, len(payload), rows, schema, batch) + payload, wall
         )
-        most = exchange.longest_answer(kind, rows, self._limits.output)
-        used = self.cpu_seconds
         try:
-            header = self._receive(exchange.ANSWER.size, deadline - time.monotonic(), used, wall)
-            said, answered, size = exchange.ANSWER.unpack(header)
-            if said != nonce:
-                raise self._broken("answered a question that was not asked")
-            if size > most:
-                raise self._broken(f"answered with {size} bytes, more than {most}")
-            data = self._receive(size, deadline - time.monotonic(), used, wall)
+            answer = self._receive_answer(
+                nonce, exchange.longest_answer(kind, rows, self._limits.output), deadline, wall
+            )
         except Breach as breach:
             if kind is Kind.JUDGE and rows > 1:
                 (row,) = memoryview(self._progress).cast("Q")[:1]
                 breach.row = row if row < rows else None
             raise
         self._signal(signal.SIGSTOP)
-        return answered, data
+        return answer
 
     def receive_all(self, most: int) -> bytes:
         """Return what it says until it ends; for a probe."""
         data = b""
         with contextlib.suppress(Breach):
             while len(data) < most:
-                data += self._receive(1, _MAKE, cpu=None)
+                data += self._receive(1)
         return data
 
     @property
@@ -340,36 +334,60 @@ class Child:
             except OSError:
                 raise Breach(self._hung_up()) from None
 
-    def _receive(
-        self, size: int, seconds: float, cpu: float | None, wall: float | None = None
-    ) -> bytes:
-        """Return just so many bytes. `cpu`: what it had used when it was asked."""
-        data = bytearray(size)
-        view = memoryview(data)
-        deadline = time.monotonic() + seconds
+    def _receive_answer(
+        self, nonce: bytes, most: int, deadline: float, wall: float
+    ) -> tuple[int, bytes]:
+        header = exchange.ANSWER.size
+        data = memoryview(bytearray(header + most))
+        cpu = self.cpu_seconds
+        got, size, kind = 0, 0, 0
+        while got < header + size:
+            is_new = got < header
+            got += self._receive_some(data[got:], deadline, cpu, wall)
+            if is_new and got >= header:
+                said, kind, size = exchange.ANSWER.unpack_from(data)
+                if said != nonce:
+                    raise self._broken("answered a question that was not asked")
+                if size > most:
+                    raise self._broken(f"answered with {size} bytes, more than {most}")
+        if got > header + size:
+            raise self._broken("answered with more than one answer")
+        return kind, bytes(data[header : header + size])
+
+    def _receive(self, size: int) -> bytes:
+        """Return just so many bytes of what is said before any code of a filter runs."""
+        data = memoryview(bytearray(size))
+        deadline = time.monotonic() + _MAKE
+        got = 0
+        while got < size:
+            got += self._receive_some(data[got:], deadline, None, _MAKE)
+        return bytes(data)
+
+    def _receive_some(
+        self, room: memoryview, deadline: float, cpu: float | None, wall: float
+    ) -> int:
+        """Return how many bytes came, which are some. `cpu`: what it had used when asked."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        while view:
+        while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._broken(f"took longer than {wall or seconds:g} s", is_slow=True)
+                raise self._broken(f"took longer than {wall:g} s", is_slow=True)
             step = left if cpu is None else min(left, _LOOK_AT_CPU)
             if not poll.poll(max(1, step * 1000)):
                 if cpu is not None and self.cpu_seconds - cpu > self._limits.cpu:
-                    raise self._broken(
-                        f"used more than {self._limits.cpu:g} s of CPU", is_slow=True
-                    )
+                    reason = f"used more than {self._limits.cpu:g} s of CPU"
+                    raise self._broken(reason, is_slow=True)
                 continue
             try:
-                got = self._socket.recv_into(view)
+                got = self._socket.recv_into(room)
             except BlockingIOError:
                 continue
             except OSError:
                 got = 0
             if not got:
                 raise Breach(self._hung_up())
-            view = view[got:]
-        return bytes(data)
+            return got
 
     def _broken(
         self,

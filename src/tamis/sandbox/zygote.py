@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -75,6 +76,7 @@ def main(text: str) -> None:
         control.send(json.dumps({"error": f"namespaces: {error.strerror or error}"}).encode())
         return
     os.environ.clear()
+    sys.argv, sys.orig_argv = [], []
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need not be waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
