@@ -71,6 +71,7 @@ class Cell:
         """Raises CodeError if the class can't be used, SandboxError if it broke a limit."""
         self._maker = maker
         self._code = code
+        self._name = exchange.parse_reason(code.name.encode(errors="replace"))  # for messages
         self._context = context
         self._limits = limits
         self._on_close = on_close
@@ -120,7 +121,7 @@ class Cell:
         with self._lock:
             left = self._resting_until - self._now()
             if left > 0:
-                reason = f"{self._code.name}: rests for {left:.1f} s: {self._last_breach}"
+                reason = f"{self._name}: rests for {left:.1f} s: {self._last_breach}"
                 raise SandboxError(reason, left)
             self._check_open()
             if self._needs.is_declared and tuple(batch.schema.names) != self._needs.names:
@@ -147,7 +148,7 @@ class Cell:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise SandboxError(f"{self._code.name}: closed")
+            raise SandboxError(f"{self._name}: closed")
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Parts of a batch that are small enough for this filter."""
@@ -170,7 +171,7 @@ class Cell:
             self._drop()
             judged.lost_zygotes += 1
             if judged.lost_zygotes == _ZYGOTES:
-                raise SandboxError(f"{self._code.name}: {error}", 1.0) from None
+                raise SandboxError(f"{self._name}: {error}", 1.0) from None
             judged.left.appendleft((start, stop))
         except Breach as breach:
             self._check_open()
@@ -244,7 +245,7 @@ class Cell:
         self._bad_batches += 1
         log.warning(
             "%s of group %s, topic %s: %s; %d of %d messages failed",
-            *(self._code.name, self._context.group, self._context.topic, self._last_breach),
+            *(self._name, self._context.group, self._context.topic, self._last_breach),
             *(int((judged.outcomes == Outcome.ERROR).sum()), len(judged.outcomes)),
         )
         if self._bad_batches > 1:
@@ -256,12 +257,12 @@ class Cell:
             try:
                 return self._start()
             except Breach as breach:
-                reason = f"{self._code.name}: {breach.reason} while it was loaded"
+                reason = f"{self._name}: {breach.reason} while it was loaded"
                 raise SandboxError(reason) from None
             except ZygoteGone as error:
                 self._drop()
                 if tried == _ZYGOTES:
-                    raise SandboxError(f"{self._code.name}: {error}", 1.0) from None
+                    raise SandboxError(f"{self._name}: {error}", 1.0) from None
         raise AssertionError
 
     def _start(self) -> Needs:
@@ -284,7 +285,7 @@ class Cell:
             if kind == Kind.REFUSED:
                 reason = exchange.parse_reason(data)
                 self._drop()
-                raise CodeError(self._code.name, reason)
+                raise CodeError(self._name, reason)
             if kind != Kind.LOADED:
                 raise Malformed("answered another question")
             needs = exchange.parse_needs(data)

@@ -19,7 +19,8 @@ _MOST_SIGNALS: Final = 64
 
 def close_descriptors(kept: int) -> None:
     """Close all descriptors but those below a number."""
-    os.closerange(kept, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**20))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    os.closerange(kept, most if 0 < most < 2**20 else 2**20)
 
 
 def lock(plan: Plan, child_number: int, address_space: int, processes: int) -> None:

@@ -65,7 +65,14 @@ def plans(
         is_opening=True,
         standard_library=os.path.realpath(sysconfig.get_path("stdlib")),
         packages=tuple(dict.fromkeys([*found, *([_ZONES] if os.path.isdir(_ZONES) else [])])),
-        path=tuple(dict.fromkeys(str(Path(one).parent) for one in found)),
+        path=tuple(
+            dict.fromkeys(
+                [
+                    *(str(Path(one).parent) for one in found),
+                    *(sysconfig.get_path(one) for one in ("purelib", "platlib")),
+                ]
+            )
+        ),
         modules=modules,
     )
     open_to_all = replace(

@@ -126,9 +126,12 @@ def _serve(plan: Plan, control: socket.socket, memory: int, server: int) -> None
         pages = int(os.pread(memory, 100, 0).split()[0])
         order["address_space"] += pages * os.sysconf("SC_PAGE_SIZE")
         number = next(numbers)
-        if not os.fork():
-            with _no_return():
-                _keep(plan, number, descriptors, order)
+        try:
+            if not os.fork():
+                with _no_return():
+                    _keep(plan, number, descriptors, order)
+        except OSError as error:  # too many processes
+            os.write(descriptors[-1], NOT_MADE + f"{error}".encode()[:200])
         for one in descriptors:
             os.close(one)
 
