@@ -147,7 +147,7 @@ def test_threads_left_behind_do_not_run_between_batches(sandbox: Sandbox) -> Non
 
 
 def test_an_answer_given_in_advance_is_not_taken_for_the_next_batch(sandbox: Sandbox) -> None:
-    body = "rows = batch.num_rows\nsay(b'\\1' * rows + b'\\0\\0')\nreturn [False] * rows"
+    body = "rows = batch.num_rows\nsay(b'\\1' * rows + b'\\0\\0', pause=0)\nreturn [False] * rows"
     cell = _cell(sandbox, Attack("", body, "").match_batch)
     try:
         for _ in range(2):
