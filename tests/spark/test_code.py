@@ -1,6 +1,5 @@
 """Filters in code on Spark: what travels to the workers, and what comes back."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -122,7 +121,6 @@ def test_what_a_filter_needs_is_known_on_the_driver() -> None:
         needs(code("columns = ('bdy',)\n    def match(self, m): ..."))
 
 
-HAS_SANDBOX = importlib.util.find_spec("tamis.sandbox") is not None
 PRYING = (
     "columns = ('offset',)\n    properties = ('price:double',)\n"
     "    def match(self, m):\n"
@@ -131,14 +129,12 @@ PRYING = (
 )
 
 
-@pytest.mark.skipif(not HAS_SANDBOX, reason="the sandbox is not there yet")
 def test_a_stranger_s_code_is_locked_in(spark: SparkSession) -> None:
     first, second, third = answers(rows(spark), code(PRYING), isolation="required")
     assert (first, third) == (T, F)
     assert "/etc/passwd" in str(second)
 
 
-@pytest.mark.skipif(not HAS_SANDBOX, reason="the sandbox is not there yet")
 def test_a_stranger_s_code_is_not_loaded_by_the_driver(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with pytest.raises(CodeError):
