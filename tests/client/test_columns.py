@@ -228,6 +228,8 @@ def test_properties_are_read_as_java_reads_them(kind: str, read: Callable[[str],
         read_part = read_as(part, kind)
         assert read_part.type == KINDS[kind]
         assert list(map(repr, read_part.to_pylist())) == list(map(repr, values))
+    large = read_as(column.slice(1).cast(pa.large_string()), kind)
+    assert list(map(repr, large.to_pylist())) == list(map(repr, wanted))
     assert read_as(column.slice(0, 0), kind) == pa.array([], KINDS[kind])
     assert read_as(pa.array([None], pa.string()), kind).to_pylist() == [None]
 

@@ -144,6 +144,32 @@ def test_of_many_failed_rows_the_first_and_the_last_say_why() -> None:
     assert verdicts.reason(5) == "ZeroDivisionError: division by zero"
 
 
+def test_a_filter_may_keep_messages_and_copy_them() -> None:
+    keeping = load(
+        CodeFilter(
+            "mine.py:Mine",
+            "import copy\nclass Mine:\n  kept = []\n  def match(self, m):\n"
+            "    self.kept.append(copy.copy(m)); copy.deepcopy(m); return True\n",
+        ),
+        CONTEXT,
+    )
+    for start in (0, 1):
+        assert told(keeping.judge(BATCH.slice(start, 1))) == [T]
+    assert [m.message_id for m in keeping._user.kept] == ["ID1", "ID2"]
+    assert [m.properties.get("price") for m in keeping._user.kept] == ["12", None]
+    assert [m.body for m in keeping._user.kept] == [b"one", b""]
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_bodies_of_any_size_are_bytes_also_of_a_slice(size: int) -> None:
+    bodies = [bytes([n]) * (size + n) for n in range(5)]
+    batch = pa.RecordBatch.from_arrays([pa.array(bodies)], names=["body"]).slice(1, 3)
+    seeing = loaded("columns = ('body',)\n    seen = []\n    def match(self, m):"
+                    " self.seen.append(m.body); return type(m.body) is bytes")  # fmt: skip
+    assert told(seeing.judge(batch)) == [T, T, T]
+    assert seeing._user.seen == bodies[1:4]
+
+
 def test_no_rows_have_no_outcomes() -> None:
     for body in ("def match(self, m): 1 / 0", "def match_batch(self, b): return []"):
         verdicts = loaded(body).judge(BATCH.slice(0, 0))

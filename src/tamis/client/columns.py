@@ -239,6 +239,7 @@ def read_as(texts: pa.Array, kind: str) -> pa.Array:
     """Return texts of a property as a column of one of `KINDS`, as `decode` would make it."""
     if kind == "string" or not len(texts):
         return texts.cast(KINDS[kind])
+    texts = texts.cast(pa.string())  # it may be one of Arrow's large strings
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     start, size = (data.address, data.size) if data else (0, 0)

@@ -182,6 +182,8 @@ class Columns:
 
     def __getattr__(self, name: str) -> Any:
         """Only called for what is not made yet."""
+        if name not in _VISIBLE and name != "parse_properties":
+            raise AttributeError(name)
         if name == "parse_properties":
             made: Any = self._parser()
         elif name in self.names and name != "properties":
