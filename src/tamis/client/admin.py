@@ -104,7 +104,8 @@ class Admin:
         addresses = dict[str, None]()
         for topic in sorted(topics):
             with suppress(TopicNotFound):
-                route = await self._session.routes.get(topic, fresh=True)
+                answer = await self._session.ask_nameserver(headers.GetRoute(topic=topic))
+                route = beans.decode(bodies.TopicRoute, answer.body)
                 for several in route.filter_servers.values():
                     addresses |= dict.fromkeys(several)
         return sorted(addresses)

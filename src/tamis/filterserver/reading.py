@@ -154,7 +154,7 @@ class Stream:
     # Reading ahead.
 
     def _read_ahead(self, batch: int, after: list[Pulled] | None = None) -> None:
-        """Post pulls where it is certain that each finds all it asks for. `after`: what is being
+        """Post pulls where it is certain that each finds all it asks for, or the end. `after`: what is being
         judged lies before."""
         peer = self._link.connected_peer
         if not self._stride or peer is None or self._flying or self._rounds >= _ROUNDS:
@@ -164,7 +164,7 @@ class Stream:
         there = sum(one.next_offset - one.offset for one in self._read)
         size = max(self._stride * self._record_size, 1)
         count = min(
-            (self.max_offset - at) // self._stride,
+            -(-(self.max_offset - at) // self._stride),
             -(-(batch - there) // self._stride),
             self._memory.room // size,
             _WINDOW,
@@ -199,7 +199,8 @@ class Stream:
                 return
             self._keep_read(pulled)
             given = pulled.next_offset - pulled.offset
-            if given < self._stride:  # of long messages it gives fewer at once
+            if given < self._stride and pulled.next_offset < pulled.max_offset:
+                # of long messages it gives fewer at once
                 self._stride = given
                 self._land()
             elif not self._flying:
