@@ -246,6 +246,7 @@ class Broker:
         """Everything is answered, stored and saved; the next start has nothing to recover. A step
         that fails is logged, and the others are done all the same. Raises StoreError if the store
         can't be closed in good order."""
+        self.filter_servers.is_closing = True
         await asyncio.gather(
             self._try("leave the name servers", self.registrar.close),
             self._try("stop the filter servers", self.filter_processes.close),

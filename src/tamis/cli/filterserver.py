@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ from .serving import listening, serve, show_address
 if TYPE_CHECKING:
     from ..filterserver.config import FilterServerConfig
     from ..filterserver.server import FilterServer
+    from ..sandbox import Limits
 
 __all__ = ["filterserver"]
 
@@ -131,7 +133,7 @@ def filterserver(
     async def start(stack: AsyncExitStack) -> str:
         if with_stdin:
             threading.Thread(target=_stop_with_stdin, daemon=True).start()
-        return await _start(stack, config)
+        return await _start(stack, config, probes=not with_stdin)
 
     serve(start)
 
@@ -154,9 +156,33 @@ def _config(nameserver: str, options: Mapping[str, Any]) -> "FilterServerConfig"
             secret=_read_secret(options["secret_file"]) if options["secret_file"] else None,
             isolation=options["isolation"],
             on_error=options["on_error"],
+            limits=_limits(options["limits"]),
+            modules=tuple(filter(None, (n.strip() for n in options["modules"].split(",")))),
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _limits(pairs: tuple[str, ...]) -> "Limits | None":
+    if not pairs:
+        return None
+    from ..sandbox import Limits
+
+    known = [one.name for one in fields(Limits)]
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        if name not in known:
+            raise click.UsageError(f"--limit {pair}: it takes {', '.join(known)}")
+        try:
+            number = float(text)
+        except ValueError:
+            raise click.UsageError(f"--limit {pair}: {text!r} is not a number") from None
+        values[name] = int(number) if number == int(number) else number
+    try:
+        return Limits(**values)
+    except ConfigError as error:
+        raise click.UsageError(f"--limit: {error}") from None
 
 
 def _read_secret(file: str) -> str:
@@ -175,7 +201,8 @@ def _read_secret(file: str) -> str:
     return secret
 
 
-async def _start(stack: AsyncExitStack, config: "FilterServerConfig") -> str:
+async def _start(stack: AsyncExitStack, config: "FilterServerConfig", probes: bool) -> str:
+    """`probes`: find out at once what isolation there is; else the first upload does."""
     from ..filterserver.server import FilterServer
 
     server = FilterServer(config)
@@ -183,7 +210,7 @@ async def _start(stack: AsyncExitStack, config: "FilterServerConfig") -> str:
         await server.start()
     stack.push_async_callback(server.close)
     said = f"filter server {_own_address(config, server.port)} for broker {config.broker}"
-    said += f" ({await _promise(server)}; on error {config.on_error})"
+    said += f" ({await _promise(server, probes)}; on error {config.on_error})"
     if config.metrics_port >= 0:
         from ..filterserver.metrics import Exporter
 
@@ -199,17 +226,19 @@ def _own_address(config: "FilterServerConfig", port: int) -> str:
     return show_address(config.advertise or config.host, port)
 
 
-async def _promise(server: "FilterServer") -> str:
+async def _promise(server: "FilterServer", probes: bool) -> str:
     """Which uploads are taken, and how filters are kept apart."""
     config = server.config
     if not config.uploads:
         return "uploads off: see --uploads"
-    isolation = await server.probe()
+    isolation = f"isolation {config.isolation}"
+    if probes:
+        isolation = await server.probe()
     if server.uploads.isolation_failure:
-        return f"uploads refused, isolation {isolation}"
+        return f"uploads refused: {isolation}"
     where = "from this machine" if config.uploads == "loopback" else "from anywhere"
     secret = " with the secret" if config.secret is not None else ""
-    return f"uploads {where}{secret}, isolation {isolation}"
+    return f"uploads {where}{secret}, {isolation}"
 
 
 def _stop_with_stdin() -> None:

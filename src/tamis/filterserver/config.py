@@ -49,6 +49,7 @@ class FilterServerConfig:
     isolation: Isolation = "required"  # what is not had: no uploads, or a warning
     on_error: OnError = "skip"  # what becomes of a message that the filter fails on
     limits: "Limits | None" = None  # of each filter; None: the sandbox's own
+    modules: tuple[str, ...] = ("numpy", "pyarrow")  # besides the standard library
     max_source_size: int = _MIB  # as `tamis.code.MAX_SOURCE`
 
     # Timing.

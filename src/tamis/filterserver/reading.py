@@ -154,8 +154,8 @@ class Stream:
     # Reading ahead.
 
     def _read_ahead(self, batch: int, after: list[Pulled] | None = None) -> None:
-        """Post pulls where it is certain that each finds all it asks for, or the end. `after`: what is being
-        judged lies before."""
+        """Post pulls where it is certain that each finds all it asks for, or the end of the queue.
+        `after`: what is being judged lies before."""
         peer = self._link.connected_peer
         if not self._stride or peer is None or self._flying or self._rounds >= _ROUNDS:
             return

@@ -104,28 +104,28 @@ class FilterServer:
         log.info("filter server at port %d for the broker at %s", self.port, self.config.broker)
 
     async def close(self) -> None:
+        self.server.stop_reading()
+        if self._sandbox is not None:  # first: whoever waits for a filter need not wait any longer
+            await self._in_thread(self._sandbox.close)
         await self.server.close()
         await self.background.close()
         self.streams.close()
         await asyncio.gather(*(self._in_thread(one.judge.close) for one in self.classes))
         await self.link.close()
         self.puller.close()
-        if self._sandbox is not None:
-            await self._in_thread(self._sandbox.close)
         self._loading.shutdown(wait=False, cancel_futures=True)
 
     async def probe(self) -> str:
-        """Find out what isolation can be had here. Returns it in one line; if it is required and
-        can't be had, uploads are refused from now on."""
+        """Find out what isolation can be had here, which starts the sandbox. Returns it in one
+        line; if it is required and can't be had, uploads are refused from now on."""
         try:
-            report = (await self._in_thread(self._find_sandbox)).report
-            self.isolation = str(report).splitlines()
+            report = await self._in_thread(lambda: self._find_sandbox().report)
+            self.isolation = [str(report), *report.missing]
         except SandboxError as error:
             self.uploads.isolation_failure = error.reason
             self.isolation = [error.reason]
             log.warning("uploads are refused: filters can't be isolated here: %s", error.reason)
-            return f"none: {error.reason}"
-        return self.isolation[0] if self.isolation else "off"
+        return self.isolation[0]
 
     # Loading and unloading.
 
@@ -146,13 +146,13 @@ class FilterServer:
         return make(judging.filter_of(class_name, text), judging.context_of(group, topic))
 
     def _find_sandbox(self) -> "Sandbox":
-        """In a thread. It starts nothing before its first cell."""
+        """In a thread. It is not started by this."""
         from ..sandbox import Limits, Sandbox
 
         with self._warming:
             if self._sandbox is None:
                 limits = self.config.limits or Limits()
-                self._sandbox = Sandbox(limits, isolation=self.config.isolation)
+                self._sandbox = Sandbox(limits, self.config.isolation, modules=self.config.modules)
         return self._sandbox
 
     def _dispose(self, one: FilterClass) -> None:

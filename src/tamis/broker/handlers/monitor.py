@@ -234,6 +234,7 @@ class FilterServers:
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self.on_change: Callable[[], None] = lambda: None
+        self.is_closing = False  # then those that go are not missed
         self._servers: dict[Peer, tuple[str, float]] = {}  # address, when last heard of
 
     def register(self, peer: Peer, address: str) -> None:
@@ -255,7 +256,8 @@ class FilterServers:
         """Its connection is gone."""
         known = self._servers.pop(peer, None)
         if known is not None:
-            log.warning("filter server %s: its connection is gone", known[0])
+            level = logging.INFO if self.is_closing else logging.WARNING
+            log.log(level, "filter server %s: its connection is gone", known[0])
             self.on_change()
 
     def list(self) -> list[str]:
