@@ -2,15 +2,19 @@
 
 import asyncio
 import logging
+from contextlib import ExitStack
 
 import pyarrow as pa
 import pytest
-from filterserver.consuming import EVEN, Client, numbers, run, standing
+from client.relaying import DAMAGES, MARK, damaging
+from filterserver.consuming import EVEN, Client, numbers, run, serving, standing
 
+from tamis.client import Admin
 from tamis.code import CodeFilter, Context, load
 from tamis.code.contract import Needs
 from tamis.code.verdicts import Verdicts
 from tamis.errors import SandboxError
+from tamis.wire import record
 from tamis.wire.codes import PullFlag, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.headers import PullMessage
@@ -62,8 +66,6 @@ async def _dead_letters(client: Client) -> list[bytes]:
         return []
     found = []
     at = 0
-    from tamis.wire import record
-
     while at < len(answer.body):
         size = int.from_bytes(answer.body[at : at + 4])
         found.append(record.decode(answer.body[at : at + size]).body)
@@ -209,5 +211,33 @@ def test_one_group_whose_filter_takes_long_does_not_hold_up_another() -> None:
             client.server.abort()
             await asyncio.gather(*waiting, return_exceptions=True)
             assert server.puller.waiting <= 100
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_record_is_a_message_that_the_filter_fails_on(kind: str) -> None:
+    bodies = [b"0", b"1", b"2", MARK, b"4", b"5", MARK, MARK, b"8"]
+
+    async def work() -> None:
+        async with standing() as (cluster, _, client):
+            await client.send(*bodies)
+            with ExitStack() as stack:
+                nameserver = await asyncio.to_thread(
+                    stack.enter_context, damaging(cluster, DAMAGES[kind], "T")
+                )
+                async with Admin(nameserver) as admin:
+                    [relay] = [one.address for one in await admin.brokers()]
+                async with (
+                    serving(relay) as server,
+                    Client.connected(cluster.broker, server.address) as consumer,
+                ):
+                    await consumer.upload(EVEN, "Even")
+                    given, end = await consumer.consume(hold=0.1)
+                    assert (given, end) == ([b"0", b"2", b"4", b"8"], 9)
+                    tally = next(iter(server.classes)).tally
+                    assert (tally.messages, tally.failed) == (9, 3)
+                    assert "queue 0, offset 7: an answer of broker-a for T" in tally.last_failure
+                await asyncio.to_thread(stack.close)
 
     run(work())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from filterserver.consuming import EVEN, NONE, RARE, numbers, run, standing, until
 
-from tamis.filterserver.uploads import _is_loopback
+from tamis.filterserver.uploads import _JAVA, _PYTHON, _is_loopback
 from tamis.net.aio import connect
 from tamis.wire.codes import ResponseCode
 
@@ -91,6 +91,40 @@ def test_an_upload_that_is_not_text_is_refused() -> None:
             refused = await client.server.ask(request, 20)
             assert refused.code == 1
             assert "the source is not UTF-8" in (refused.remark or "")
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 2**20,
+        "class a\n" * 2**17,
+        "import a\n" * 2**16,
+        "public a " * 2**17,
+        "class a(" * 2**17,
+    ],
+    ids=["lines", "classes", "imports", "words", "brackets"],
+)
+def test_looking_for_java_takes_no_time_in_whatever_source(text: str) -> None:
+    """One that looked through the rest of the source at each line would take hours."""
+    _JAVA.search(text)
+    _PYTHON.search(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "final = 1\nclass F:\n  def match(self, m): return True\n",
+        "import os;\nclass F(object):\n  def match(self, m): return True\n",
+        "public = {'class': 1}\nF = type('F', (), {'match': lambda self, m: True})\n",
+    ],
+)
+def test_python_that_looks_a_little_like_java_is_taken(text: str) -> None:
+    async def work() -> None:
+        async with standing() as (_, _, client):
+            answer = await client.upload(text, "F")
+            assert answer.code == 0, answer.remark
 
     run(work())
 

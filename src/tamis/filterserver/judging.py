@@ -57,18 +57,20 @@ def judge_answers(judge: Judge, broker_name: str, topic: str, answers: Sequence[
         outcomes = verdicts.outcomes
         if len(outcomes) != batch.num_rows:
             raise ValueError(f"{len(outcomes)} verdicts on {batch.num_rows} messages")
-        for at in np.flatnonzero((outcomes == _TRUE) | (outcomes == _ERROR)).tolist():
-            row = first + at
-            start = int(located.starts[row])
-            body = answers[int(located.chunks[row])]
-            rows.append(
-                Row(
-                    int(located.offsets[row]),
-                    int(located.log_offsets[row]),
-                    body[start : start + int(located.sizes[row])],
-                    verdicts.reason(at) if outcomes[at] == _ERROR else None,
-                )
-            )
+        wanted = np.flatnonzero((outcomes == _TRUE) | (outcomes == _ERROR))
+        at = wanted + first
+        starts = located.starts[at]
+        for row, answer, start, stop, offset, log_offset in zip(
+            wanted.tolist(),
+            located.chunks[at].tolist(),
+            starts.tolist(),
+            (starts + located.sizes[at]).tolist(),
+            located.offsets[at].tolist(),
+            located.log_offsets[at].tolist(),
+            strict=True,
+        ):
+            reason = verdicts.reason(row) if outcomes[row] == _ERROR else None
+            rows.append(Row(offset, log_offset, answers[answer][start:stop], reason))
         first += batch.num_rows
     offset = int(located.offsets[0]) if len(located.offsets) else 0
     return Judged(len(located.offsets), offset, rows, time.monotonic() - began)

@@ -21,6 +21,7 @@ _WINDOW: Final = 64  # pulls under way at once for one stream
 _ROUNDS: Final = 16  # windows after which the broker is asked again how much it gives
 _GUESSED_SIZE: Final = 1024  # of a message
 _MOST_IDLE: Final = 10_000
+_MOST_AT_QUEUE: Final = 64  # of one queue, for consumers at different places
 _IDLE_SECONDS: Final = 60.0  # without a pull; then what a stream keeps is dropped
 
 
@@ -267,7 +268,10 @@ class Streams:
             stream.drop()
             return
         self._idle[stream] = self._clock()
-        self._places.setdefault((stream.by, stream.queue_id), []).append(stream)
+        others = self._places.setdefault((stream.by, stream.queue_id), [])
+        others.append(stream)
+        if len(others) > _MOST_AT_QUEUE:
+            self._drop(others[0])
         self._relieve()
 
     def forget(self, by: FilterClass) -> None:

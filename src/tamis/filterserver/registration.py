@@ -46,16 +46,13 @@ class Registration:
                 await self._register()
             except (Error, OSError) as error:  # a TimeoutError is an OSError
                 self._failed(_reason(error))
-            if self.is_registered:
-                pause = self._seconds
-            else:
-                pause = min(_RETRY[min(self._failures, len(_RETRY)) - 1], self._seconds)
+            pause = self._seconds
+            if not self.is_registered:
+                pause = min(_RETRY[min(self._failures, len(_RETRY)) - 1], pause)
+                await asyncio.sleep(min(_RETRY[0], pause))  # whatever it is woken by
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    if self.is_registered:
-                        await self._wake.wait()
-                    else:
-                        await asyncio.Event().wait()  # a failed attempt wakes nobody
+                    await self._wake.wait()
 
     async def _register(self) -> None:
         await self._link.peer()

@@ -41,14 +41,16 @@ _AT_ONCE: Final = 4  # sources that are compiled at the same time
 _MOST_REMEMBERED: Final = 1000
 _REMEMBER_FAILURE: Final = 30.0  # seconds in which a source that failed is not tried again
 _LONGEST_NAME: Final = 255
+_MOST_LINES: Final = 20  # of the audit log in a second, about refusals
 _NAME: Final = re.compile(r"(?:[^\W\d]\w*\.)*([^\W\d]\w*)")  # Java's have a package
-# At the start of a line, what no Python source has there.
+# What Java has at the start of a line. Each looks at one line only, or a source of a megabyte could
+# be made such that it takes hours.
 _JAVA: Final = re.compile(
-    r"^\s*(?:package\s+[\w.]+\s*;|import\s+(?:static\s+)?[\w.]+(?:\.\*)?\s*;\s*$"
-    r"|(?:public|final|abstract|@Override)\b|class\s+\w+[^:(]*\{)",
+    r"^[ \t]*(?:package[ \t]+[\w.]+[ \t]*;|import[ \t]+(?:static[ \t]+)?[\w.*]+[ \t]*;"
+    r"|(?:public|final|abstract)[ \t]+[^\n:=(]*\bclass\b|class[ \t]+\w+[^:({\n]*\{)",
     re.MULTILINE,
 )
-_PYTHON: Final = re.compile(r"^class\s+\w+\s*(?:\([^)]*\))?\s*:", re.MULTILINE)
+_PYTHON: Final = re.compile(r"^class[ \t]+\w+[ \t]*(?:\([^)\n]*\))?[ \t]*:", re.MULTILINE)
 
 
 class Uploads:
@@ -69,6 +71,7 @@ class Uploads:
         self._locks: dict[Key, tuple[asyncio.Lock, int]] = {}  # and how many want it
         self._failures: OrderedDict[tuple[Key, Identity], tuple[float, str]] = OrderedDict()
         self._said: OrderedDict[tuple[str, ...], None] = OrderedDict()  # once is enough
+        self._second = self._lines = 0
         self.accepted = 0
         self.refused: Counter[str] = Counter()  # by reason
         self.isolation_failure = ""  # why sources can't be taken: set by the server's probe
@@ -218,9 +221,16 @@ class Uploads:
         raise ResponseError(code, why)
 
     def _is_first(self, *facts: str) -> bool:
-        """Whether this was not said before: clients upload every half minute."""
+        """Whether this was not said before, for clients upload every half minute; nor too much
+        else in this second, for anybody can make up names."""
         if facts in self._said:
             self._said.move_to_end(facts)
+            return False
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._lines = second, 0
+        self._lines += 1
+        if self._lines > _MOST_LINES:
             return False
         self._said[facts] = None
         if len(self._said) > _MOST_REMEMBERED:
