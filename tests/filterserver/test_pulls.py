@@ -84,7 +84,7 @@ def test_no_more_messages_than_asked_for_and_the_rest_in_the_next_pulls() -> Non
 def test_an_answer_has_no_more_bytes_than_set_but_one_message_in_any_case() -> None:
     async def work() -> None:
         async with standing(answer_bytes=1024) as (_, _, client):
-            await client.send(*([b"0" * 700] * 3), b"0" * 5000)
+            await client.send(*([b"0".ljust(700)] * 3), b"0".ljust(5000))
             await client.upload(EVEN, "Even")
             assert (await client.pull(0)).offsets == [0]
             assert (await client.pull(3)).offsets == [3]
@@ -116,7 +116,7 @@ def test_nothing_matching_for_long_tells_the_consumer_how_far_it_was_looked() ->
             await client.upload(NONE, "Nothing")
             offset, answers = 0, 0
             while offset < 3000:
-                answer = await client.pull(offset, hold=10)
+                answer = await client.pull(offset, hold=0.5)
                 assert (answer.code, answer.bodies) == (20, [])
                 assert offset < answer.following <= 3000
                 offset, answers = answer.following, answers + 1

@@ -342,11 +342,3 @@ def test_a_source_that_failed_is_not_tried_again_at_once() -> None:
             assert tried == ["F", "F"]
 
     run(work())
-
-
-def test_what_a_class_declares_is_told_to_its_uploader() -> None:
-    async def work() -> None:
-        async with standing() as (_, _, client):
-            assert (await client.upload(RARE, "Rare")).remark == "it is given number:long"
-
-    run(work())

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SWEEP: Final = 5.0  # seconds
-_EVERYWHERE: Final = ("0.0.0.0", "::")
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class FilterServer:
@@ -76,7 +76,7 @@ class FilterServer:
         host = self.config.advertise or self.config.host
         if host in _EVERYWHERE:
             peer = self.link.connected_peer
-            host = peer.local_host if peer is not None else ""
+            host = peer.local_host if peer is not None else _EVERYWHERE[host]
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     async def start(self) -> None:

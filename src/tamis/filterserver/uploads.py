@@ -168,7 +168,7 @@ class Uploads:
                 self._remember_failure(key, identity, error)
                 kept = "" if active is None else "; the class before it stays in force"
                 self._refuse("code", header, request, f"{error}{kept}")
-            made = self._classes.put(key, identity, judge, request.peer, len(request.body))
+            self._classes.put(key, identity, judge, request.peer, len(request.body))
         self.accepted += 1
         self._failures.pop((key, identity), None)
         log.info(
@@ -178,8 +178,7 @@ class Uploads:
             if active is None
             else f"replaces crc {active.identity.crc} of {active.uploader}",
         )
-        needs = made.judge.needs
-        return Answer(remark=_told(needs.columns, needs.properties) if needs.is_declared else None)
+        return Answer()
 
     def _conflict(
         self, header: RegisterFilterClass, request: Request, active: Identity, holder: str
@@ -276,8 +275,3 @@ def _facts(
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else ascii(text)
-
-
-def _told(columns: tuple[str, ...], properties: tuple[tuple[str, str], ...]) -> str:
-    named = [f"{name}:{kind}" for name, kind in properties]
-    return f"it is given {', '.join((*columns, *named)) or 'no columns'}"
