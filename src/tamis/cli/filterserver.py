@@ -75,6 +75,20 @@ _LONGEST_SECRET: Final = 4096
     help="What to do with a message that a filter fails on.",
 )
 @click.option(
+    "--modules",
+    default="numpy,pyarrow",
+    show_default=True,
+    metavar="NAME,NAME",
+    help="What filters may import besides the standard library.",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of each filter: wall, load_wall and cpu in seconds, memory in bytes, ... Repeatable.",
+)
+@click.option(
     "--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Listen there."
 )
 @click.option(
