@@ -14,9 +14,8 @@ NOBODY = 65534
 
 
 def main() -> None:
-    needed = {
-        Path(os.path.realpath(one)) for one in (sys.base_prefix, sys.prefix, *sys.path) if one
-    }
+    wanted = (sys.base_prefix, sys.prefix, os.getcwd(), *sys.path)
+    needed = {Path(os.path.realpath(one)) for one in wanted if one}
     closed = {one: wall for one in needed if one.exists() and (wall := _closed(one))}
     if closed:
         linux.unshare(linux.CLONE_NEWNS)

@@ -127,8 +127,6 @@ class Cell:
             if self._needs.is_declared and tuple(batch.schema.names) != self._needs.names:
                 raise ValueError(f"a batch of {batch.schema.names}, not {[*self._needs.names]}")
             judged = _Judging(batch)
-            for piece in self._pieces(0, batch.num_rows):
-                judged.left.append(piece)
             while judged.left:
                 self._judge_piece(judged, *judged.left.popleft())
             self._batches += 1
@@ -150,14 +148,11 @@ class Cell:
         if self._is_closed:
             raise SandboxError(f"{self._name}: closed")
 
-    def _pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Parts of a batch that are small enough for this filter."""
-        most = self._most_rows
-        return [(one, min(one + most, stop)) for one in range(start, stop, most)]
-
     def _judge_piece(self, judged: "_Judging", start: int, stop: int) -> None:
-        piece = judged.batch.slice(start, stop - start)
-        sizes = self._arena.write(piece)
+        if stop - start > self._most_rows:
+            judged.left.appendleft((start + self._most_rows, stop))
+            stop = start + self._most_rows
+        sizes = self._arena.write(judged.batch.slice(start, stop - start))
         if sizes is None:
             if stop - start == 1:
                 judged.fail(start, stop, f"larger than {_size(self._limits.batch_bytes)}")
@@ -168,6 +163,7 @@ class Cell:
         try:
             judged.accept(start, self._ask(stop - start, *sizes))
         except ZygoteGone as error:
+            self._check_open()
             self._drop()
             judged.lost_zygotes += 1
             if judged.lost_zygotes == _ZYGOTES:
@@ -221,19 +217,17 @@ class Cell:
         elif stop - start == 1:
             judged.culprits += 1
             judged.fail(start, stop, breach.reason)
-        elif breach.row is not None and not self._needs.is_batch:
-            row = start + breach.row
-            if breach.is_slow:  # it may be that all of them together are slow
-                self._most_rows = max(1, breach.row // 2)
-            again = [*self._pieces(start, row), (row, row + 1), *self._pieces(row + 1, stop)]
-            judged.left.extendleft(reversed(again))
         else:
-            # A filter that breaks a limit with every batch is found by the first message alone.
-            first, middle = start + 1, (start + stop + 1) // 2
-            again = [(start, first), (first, middle), (middle, stop)]
+            if breach.row is not None and not self._needs.is_batch:
+                row = start + breach.row
+                again = [(start, row), (row, row + 1), (row + 1, stop)]
+            else:
+                # A filter that breaks a limit with every batch is found by the first message alone.
+                middle = (start + stop + 1) // 2
+                again = [(start, start + 1), (start + 1, middle), (middle, stop)]
             judged.left.extendleft(reversed([one for one in again if one[0] < one[1]]))
-            if breach.is_slow:
-                self._most_rows = max(1, (stop - start) // 2)
+            if breach.is_slow and breach.row != 0:  # it may be that all of them together are slow
+                self._most_rows = max(1, (breach.row or stop - start) // 2)
         is_hopeless = judged.culprits >= _MOST_CULPRITS
         if judged.left and (is_hopeless or len(judged.breaches) >= self._limits.restarts):
             judged.give_up(judged.left[0][0], breach.reason)
@@ -316,7 +310,7 @@ class _Judging:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
-        self.left: deque[tuple[int, int]] = deque()
+        self.left = deque([(0, batch.num_rows)] if batch.num_rows else [])  # in their order
         self.outcomes = np.full(batch.num_rows, Outcome.ERROR, np.uint8)
         self.errors: dict[int, str] = {}
         self.breaches: list[str] = []

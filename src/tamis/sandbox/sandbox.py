@@ -25,6 +25,7 @@ __all__ = ["Sandbox"]
 log = logging.getLogger(__name__)
 
 _DEFAULT: Final = Limits()
+_TRY_AGAIN: Final = 60.0  # seconds after which a machine may have changed
 _LONGEST_PROBE: Final = 4096  # bytes
 
 
@@ -55,7 +56,7 @@ class Sandbox:
         self._zygote: Zygote | None = None
         self._report: Report | None = None
         self._plan: Plan | None = None
-        self._refusal: SandboxError | None = None
+        self._refusal = ("", 0.0)  # why, and until when it is not tried again
         self._cells: set[Cell] = set()
         self._is_closed = False
 
@@ -97,8 +98,9 @@ class Sandbox:
         with self._lock:
             if self._is_closed:
                 raise SandboxError("the sandbox is closed")
-            if self._refusal is not None:
-                raise self._refusal
+            reason, until = self._refusal
+            if self._now() < until:
+                raise SandboxError(reason, until - self._now())
             if self._zygote is not None and not self._zygote.is_alive:
                 log.warning("the process that makes filters ended: it is started again")
                 self._zygote.close()
@@ -112,7 +114,7 @@ class Sandbox:
         try:
             zygote, report = self._choose()
         except SandboxError as error:
-            self._refusal = error
+            self._refusal = (error.reason, self._now() + _TRY_AGAIN)
             raise
         self._plan, self._report = zygote.plan, report
         log.info("%s", report)
