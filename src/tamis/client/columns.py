@@ -45,9 +45,11 @@ __all__ = [
     "KINDS",
     "SCHEMA",
     "Chunk",
+    "Located",
     "Placed",
     "decode",
     "decode_parts",
+    "locate",
     "read_as",
     "schema_of",
 ]
@@ -126,6 +128,17 @@ class Placed(NamedTuple):
     sizes: Ints
     limits: Ints
     memory: object
+
+
+class Located(NamedTuple):
+    """Where records lie, a number each: in which chunk, from where, how many bytes; their offsets
+    in the queue and in the log."""
+
+    chunks: Ints
+    starts: Ints
+    sizes: Ints
+    offsets: Ints
+    log_offsets: Ints
 
 
 class Spans(NamedTuple):
@@ -235,6 +248,18 @@ def decode_parts(
         yield pa.RecordBatch.from_arrays(part, schema=schema), stop == len(records)
 
 
+def locate(chunks: Sequence[Chunk]) -> Located:
+    """Find the records of all chunks, in the order in which `decode` gives their messages, for
+    those who pass some of them on as they are. Raises CorruptRecord."""
+    records = _Records(chunks)
+    parts = records.parts
+    numbers = parts[Part.CHUNK].copy()
+    starts, ends = records.bounds()
+    return Located(
+        numbers, starts, ends - starts, parts[Part.OFFSET].copy(), parts[Part.LOG_OFFSET].copy()
+    )
+
+
 def read_as(texts: pa.Array, kind: str) -> pa.Array:
     """Return texts of a property as a column of one of `KINDS`, as `decode` would make it."""
     if kind == "string" or not len(texts):
@@ -313,6 +338,16 @@ class _Records:
         data = _bytes_at(self._addresses[number], self._sizes[number])
         record.decode(data, at, file=_place(source))
         raise CorruptRecord(_place(source), at, "properties of a negative size")
+
+    def bounds(self) -> tuple[Ints, Ints]:
+        """From where and up to where in their chunks records lie. None may have been left out."""
+        numbers = self.parts[Part.CHUNK]
+        starts = self.parts[Part.AT] - self._addresses[numbers]
+        ends = np.empty_like(starts)
+        ends[:-1] = starts[1:]
+        is_last = np.append(numbers[1:] != numbers[:-1], True)[: len(numbers)]
+        ends[is_last] = self._sizes[numbers[is_last]]
+        return starts, ends
 
     def unreadable(self, row: int, reason: str) -> UnreadableMessage:
         source = self.chunks[self.parts[Part.CHUNK, row]]
