@@ -179,6 +179,7 @@ class Child:
         os.ftruncate(progress, mmap.PAGESIZE)
         self._progress = mmap.mmap(progress, mmap.PAGESIZE)
         self._pidfd = -1
+        self._signalling = threading.Lock()  # the number of a closed descriptor may be another's
         try:
             with theirs, keepers:
                 order = {
@@ -299,15 +300,16 @@ class Child:
             self.kill()
             with contextlib.suppress(ZygoteGone):
                 self._bury()
-            os.close(self._pidfd)
-            self._pidfd = -1
+            with self._signalling:
+                os.close(self._pidfd)
+                self._pidfd = -1
         self._socket.close()
         self._listener.close()
         self._progress.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
+        with self._signalling, contextlib.suppress(ProcessLookupError):
+            if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _expect_silence(self) -> None:
