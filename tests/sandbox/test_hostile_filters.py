@@ -192,15 +192,15 @@ def test_a_slow_filter_is_given_fewer_messages_at_once(sandbox: Sandbox) -> None
         "import time\nclass Hostile:\n properties = ('n:int',)\n def match(self, m):\n"
         "  time.sleep(0.01)\n  return m.properties['n'] % 2 == 0\n"
     )
-    limits = Limits(wall=1.5, load_wall=30.0, longest_rest=0.001)
+    limits = Limits(wall=1.0, load_wall=30.0, longest_rest=0.001)
     cell = _cell(sandbox, source, limits=limits)
     try:
-        batch = pa.record_batch({"n": np.arange(400, dtype=np.int32)})
+        batch = pa.record_batch({"n": np.arange(200, dtype=np.int32)})
         verdicts = cell.judge(batch)
-        assert verdicts.outcomes.tolist() == [1, 0] * 200
+        assert verdicts.outcomes.tolist() == [1, 0] * 100
         assert 0 < cell.usage.restarts < 6
         before = cell.usage.restarts
-        assert cell.judge(batch).outcomes.tolist() == [1, 0] * 200
+        assert cell.judge(batch).outcomes.tolist() == [1, 0] * 100
         assert cell.usage.restarts - before < before + 1
     finally:
         cell.close()
