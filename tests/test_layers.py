@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "pipeline": {"errors", "filter", "spark", "code", "sandbox"},
     "testing": ALL_BUT_CLI,
     "cli": ALL_BUT_CLI | {"testing"},
+    "__main__": {"cli"},
 }
 
 COLUMNAR = (
