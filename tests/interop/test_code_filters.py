@@ -87,14 +87,14 @@ def test_apaches_filter_server_beside_our_broker_serves_javas_clients(
     consume_filtered(client, ours, "tamis.filters.EveryTenth", JAVA, tmp_path / "client")
 
 
-@pytest.fixture(scope="module", params=["our broker", "Apache's broker"])
+@pytest.fixture(scope="module", params=["ours", "apache"])
 def filtering(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Target]:
     """A cluster with our filter server beside its broker."""
     directory = tmp_path_factory.mktemp("filtering")
     store = directory / "store"
-    if request.param == "our broker":
+    if request.param == "ours":
         cluster: AbstractContextManager[Target] = our_cluster(store)
     else:  # it tells its name server of a filter server no sooner than this
         cluster = apache_cluster(store, registerNameServerPeriod=10_000)
@@ -124,7 +124,7 @@ def test_our_filter_server_serves_javas_clients_with_a_class_in_python(
     ids=["syntax", "no match", "no class", "Java"],
 )
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("filtering", ["our broker"], indirect=True)
+@pytest.mark.parametrize("filtering", ["ours"], indirect=True)
 def test_javas_clients_log_why_their_source_was_refused(
     client: str, source: str, reason: str, filtering: Target, tmp_path: Path
 ) -> None:
