@@ -22,6 +22,7 @@ from numba import njit
 
 QUEUES = 4
 CYCLE = 1000  # messages of a batch; their scores are 0 to 999, each once
+NEEDLE = b"needle"
 STRIDE = 617  # no divisor in common with CYCLE: rare scores lie apart
 NUMBER = b"########"  # where a message's number goes
 OPAQUE = b"@@@@@@@@"
@@ -29,7 +30,7 @@ FIRST_OPAQUE = 10_000_000
 PATIENCE = 60  # seconds for any answer
 
 BATCH, CREATE_TOPIC, HEARTBEAT, MAX_OFFSET, PULL, SEND = 320, 17, 34, 30, 11, 310
-HAS_SUBSCRIPTION = 4  # of a pull's sysFlag
+HAS_SUBSCRIPTION, CLASS_FILTER = 4, 8  # of a pull's sysFlag
 
 
 class Failed(Exception):
@@ -98,10 +99,12 @@ def sends(topic: str, body_size: int) -> Frames:
 
 
 def batches(topic: str, body_size: int) -> Frames:
-    """A cycle of messages a request; the one at queue offset n has the score n * STRIDE % CYCLE."""
-    body, parts = b"x" * body_size, []
+    """A cycle of messages a request; the one at queue offset n has the score n * STRIDE % CYCLE.
+    Bodies of those with a score below 10 have a word in their middle that the others have not."""
+    parts = []
     for n in range(CYCLE):
         score = n * STRIDE % CYCLE
+        body = (NEEDLE if score < 10 else b"x").center(body_size, b"x")
         tag = "rare" if score == 0 else "few" if 10 <= score < 20 else "common"
         block = _properties(tag, region="eu", score=score, price="12.50", vip="true").encode()
         size = 4 * 5 + len(body) + 2 + len(block)
@@ -122,13 +125,15 @@ class Pull:
     subscription: str | None = "*"  # None relies on the one registered by heartbeat
     expression_type: str = "TAG"
     version: int = 0
+    is_by_class: bool = False  # asked of a filter server
 
     def template(self) -> bytes:
         """The header, with places for queue, offset and opaque."""
+        flag = 0 if self.subscription is None else HAS_SUBSCRIPTION
         fields = {
             "queueId": "%d",
             "maxMsgNums": 32,
-            "sysFlag": 0 if self.subscription is None else HAS_SUBSCRIPTION,
+            "sysFlag": CLASS_FILTER if self.is_by_class else flag,
             "suspendTimeoutMillis": 15_000,
             "commitOffset": 0,
             "topic": self.topic,

@@ -129,7 +129,7 @@ def test_nothing_matching_for_long_tells_the_consumer_how_far_it_was_looked() ->
 
 def test_a_pull_at_the_end_waits_for_a_message_that_matches() -> None:
     async def work() -> None:
-        async with standing() as (_, server, client):
+        async with standing(scan_seconds=20) as (_, server, client):
             await client.send(*numbers(2))
             await client.upload(EVEN, "Even")
             _, end = await client.consume()
@@ -143,6 +143,23 @@ def test_a_pull_at_the_end_waits_for_a_message_that_matches() -> None:
             answer = await held
             assert (answer.code, answer.bodies, answer.following) == (0, [b"4"], 5)
             assert server.puller.waiting == 0
+
+    run(work())
+
+
+def test_a_pull_at_the_end_tells_how_far_it_was_looked_before_its_time_is_up() -> None:
+    async def work() -> None:
+        async with standing(scan_seconds=0.2) as (_, server, client):
+            await client.send(*numbers(2))
+            await client.upload(NONE, "Nothing")
+            async with asyncio.timeout(30):
+                answer = await client.pull(0, hold=60)
+                assert (answer.code, answer.following) == (20, 2)
+                held = asyncio.create_task(client.pull(2, hold=60))
+                await until(lambda: server.puller.waiting == 1)
+                await client.send(b"3")
+                answer = await held
+            assert (answer.code, answer.following) == (20, 3)
 
     run(work())
 

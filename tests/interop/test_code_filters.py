@@ -6,18 +6,20 @@ our broker and beside Apache's 4.9.4, with one in Python.
 
 import secrets
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from interop.cluster import Target, our_cluster
-from interop.filterserver import CLIENTS, ApacheFilterServer, CodeConsumer
+from interop.cluster import Target, apache_cluster, our_cluster
+from interop.filterserver import CLIENTS, ApacheFilterServer, CodeConsumer, OurFilterServer
 from interop.javaclient import wait_for
 
-from tamis.client import Message
+from tamis.client import Message, ProducerConfig
 from tamis.client.blocking import Admin, Producer
 
 QUEUES = 4
 LARGE = "large " * 20_000  # the producer compresses it
+PATIENT = ProducerConfig(timeout=60)  # the machine may be busy
 
 JAVA = """package tamis.filters;
 
@@ -38,7 +40,7 @@ public class EveryTenth implements MessageFilter {
 }
 """
 
-PYTHON = """
+MESSAGES = """
 class EveryTenth:
     def match(self, message, context):
         if not context.group.startswith("filtered"):
@@ -85,11 +87,68 @@ def test_apaches_filter_server_beside_our_broker_serves_javas_clients(
     consume_filtered(client, ours, "tamis.filters.EveryTenth", JAVA, tmp_path / "client")
 
 
+@pytest.fixture(scope="module", params=["ours", "apache"])
+def filtering(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    """A cluster with our filter server beside its broker."""
+    directory = tmp_path_factory.mktemp("filtering")
+    store = directory / "store"
+    if request.param == "ours":
+        cluster: AbstractContextManager[Target] = our_cluster(store)
+    else:  # it tells its name server of a filter server no sooner than this
+        cluster = apache_cluster(store, registerNameServerPeriod=10_000)
+    with (
+        cluster as target,
+        OurFilterServer(directory / "filterserver", target.broker, target.nameserver),
+    ):
+        yield target
+
+
+@pytest.mark.parametrize("source", [MESSAGES, BATCHES], ids=["match", "match_batch"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_our_filter_server_serves_javas_clients_with_a_class_in_python(
+    client: str, source: str, filtering: Target, tmp_path: Path
+) -> None:
+    consume_filtered(client, filtering, "EveryTenth", source, tmp_path / "client")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("class EveryTenth:\n    def match(self, message)\n        return True\n", "line 2"),
+        ("class EveryTenth:\n    pass\n", "has neither match nor match_batch"),
+        ("class EveryFifth:\n    def match(self, message): return True\n", "no class EveryTenth"),
+        (JAVA, "this is Java"),
+    ],
+    ids=["syntax", "no match", "no class", "Java"],
+)
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("filtering", ["ours"], indirect=True)
+def test_javas_clients_log_why_their_source_was_refused(
+    client: str, source: str, reason: str, filtering: Target, tmp_path: Path
+) -> None:
+    topic, group = f"Topic-{secrets.token_hex(3)}", f"filtered-{secrets.token_hex(3)}"
+    servers = filtering.nameserver
+    with Admin(servers) as admin, Producer(servers, config=PATIENT) as producer:
+        admin.create_topic(topic, queues=QUEUES)
+        send(producer, topic, range(20))
+    home = tmp_path / "client"
+    with CodeConsumer(client, home, servers, group, topic, "EveryTenth", source) as consumer:
+        log = consumer.await_log(reason)
+        # and each pull says that there is no class
+        consumer.await_log("has to upload one")
+        assert consumer.received() == []
+    (refusal, *_) = (line for line in log.splitlines() if reason in line)
+    assert "MQBrokerException: CODE: 1 " in refusal
+    assert "uploadFilterClassToAllFilterServer" in log
+
+
 def consume_filtered(client: str, target: Target, name: str, source: str, home: Path) -> None:
     """What was stored before the consumer came and what comes later; what matches and nothing
     else, and the group's offsets pass what does not."""
     topic, group = f"Topic-{secrets.token_hex(3)}", f"filtered-{secrets.token_hex(3)}"
-    with Admin(target.nameserver) as admin, Producer(target.nameserver) as producer:
+    with Admin(target.nameserver) as admin, Producer(target.nameserver, config=PATIENT) as producer:
         admin.create_topic(topic, queues=QUEUES)
         send(producer, topic, range(200))
         with CodeConsumer(client, home, target.nameserver, group, topic, name, source) as consumer:

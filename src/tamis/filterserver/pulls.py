@@ -376,10 +376,7 @@ class _Pull:
             if stream.kept:
                 return by._found(header, stream)
             if stream.position > offset and clock() - began >= by._config.scan_seconds:
-                left = began + hold - clock()
-                is_at_end = not stream.has_read and stream.position >= stream.max_offset
-                if not is_at_end or left <= 0:
-                    return self._nothing()
+                return self._nothing()
             async with stream.by.lock, by._scanning:
                 if not stream.by.is_active:
                     continue
@@ -389,6 +386,8 @@ class _Pull:
                     continue
             if pulled.code == END:
                 left = began + hold - clock()
+                if stream.position > offset:  # the consumer commits that, and waits at the end
+                    left = min(left, began + by._config.scan_seconds - clock())
                 if left <= 0:
                     return self._nothing()
                 pulled = await stream.read(left)
