@@ -50,13 +50,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from interop.build import Unavailable, classpath
 from interop.filterserver import ApacheFilterServer, FilterServer, OurFilterServer
-from tamis.sandbox import Sandbox
 
 from tamis.client import Consumer, ConsumerConfig, columns
 from tamis.code import CodeFilter, Context, Judge, load
 from tamis.filter import parse
 from tamis.filter.engines.columnar import compile_batch
 from tamis.message import Host
+from tamis.sandbox import Sandbox
 from tamis.wire import record
 
 BODY = 1024
