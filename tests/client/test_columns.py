@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tamis.client.columns import EXTRA, KINDS, SCHEMA, Chunk, Placed, decode, schema_of
+from tamis.client.columns import EXTRA, KINDS, SCHEMA, Chunk, Placed, decode, read_as, schema_of
 from tamis.client.compression import compress, decompress
 from tamis.errors import CorruptRecord, FilterValueError, UnreadableMessage
 from tamis.filter import parse
@@ -223,6 +223,13 @@ def test_properties_are_read_as_java_reads_them(kind: str, read: Callable[[str],
     wanted = [*map(expected, texts), None]
     assert batch.schema == pa.schema({"n": KINDS[kind]})
     assert list(map(repr, batch["n"].to_pylist())) == list(map(repr, wanted))
+    column = pa.array(["first", *texts, None])  # a slice has an offset
+    for part, values in (column.slice(1), wanted), (column.slice(5, 3), wanted[4:7]):
+        read_part = read_as(part, kind)
+        assert read_part.type == KINDS[kind]
+        assert list(map(repr, read_part.to_pylist())) == list(map(repr, values))
+    assert read_as(column.slice(0, 0), kind) == pa.array([], KINDS[kind])
+    assert read_as(pa.array([None], pa.string()), kind).to_pylist() == [None]
 
 
 @given(chunk_lists, st.sampled_from(["TAGS = 'red'", "a IS NULL", "region <> '\ufffd'", "a > 5"]))

@@ -32,6 +32,7 @@ def test_a_route_has_its_defaults_and_paths_beside_the_file(tmp_path: Path) -> N
         [[subscription]]
         group = "odd"
         code = "filters.py:Odd"
+        isolation = "required"
         sink = {{ format = "csv", path = "s3://bucket/odd", columns = ["offset", "keys"] }}
         [unmatched]
         sink = {{ format = "console" }}
@@ -48,6 +49,7 @@ def test_a_route_has_its_defaults_and_paths_beside_the_file(tmp_path: Path) -> N
     assert paid.sink.columns == DEFAULT_COLUMNS
     assert (eu_big.sink.topic, eu_big.sink.nameserver) == ("eu-big", "127.0.0.1:9876")
     assert odd.filter.source == "class Odd: ..."
+    assert (odd.filter.isolation, paid.filter.isolation) == ("required", "off")
     assert (odd.sink.path, odd.sink.columns) == ("s3://bucket/odd", ("offset", "keys"))
     assert config.unmatched is not None
     for one in config.subscriptions:
@@ -125,6 +127,10 @@ WRONG = {
     SOURCE + PAID.replace('"PAID"', '"||"'): "subscription paid: tags: column 1",
     SOURCE + PAID.replace('tags = "PAID"', 'code = "a.py"'): "code = 'a.py': write file.py:Class",
     SOURCE + PAID.replace('tags = "PAID"', 'code = "a.py:A"'): "code: there is no file",
+    f'{SOURCE}{PAID}isolation = "off"': "isolation is for code, not for tags: leave it out",
+    SOURCE
+    + PAID.replace('tags = "PAID"', 'code = "a.py:A"\nisolation = "on"'): "isolation = 'on': it"
+    " takes one of off, required",
     f"{SOURCE}{PAID.replace('path', 'paht')}": "sink: format parquet needs a path",
     f"{SOURCE}{PAID.replace('parquet', 'csv')}": "csv has no room for properties and body",
     f"{SOURCE}{PAID.replace('parquet', 'rocketmq')}": "path is not for format rocketmq, which",

@@ -297,6 +297,36 @@ class Watching(Report):
         self._then(messages)
 
 
+DECLARED = """
+class Cheap:
+    columns = ("tags",)
+    properties = ("price:double", "region")
+
+    def match(self, message, context):
+        assert (context.group, context.topic) == ("cheap", {topic!r})
+        assert message.properties.get("region") != "cn"
+        return message.tags != "NEW" and message.properties.get("price", 100.0) < 10
+"""
+
+
+def test_code_gets_the_columns_it_declares_beside_filters_of_other_kinds(
+    pipeline: Pipeline,
+) -> None:
+    send(pipeline.cluster, pipeline.topic, 2)
+    (pipeline.folder / "cheap.py").write_text(DECLARED.format(topic=pipeline.topic))
+    pipeline.describe(
+        '[[subscription]]\ngroup = "cheap"\ncode = "cheap.py:Cheap"\n'
+        'sink = { format = "parquet", path = "cheap", columns = ["keys"] }\n'
+        '[[subscription]]\ngroup = "dear"\nsql = "price > 100"\n'
+        'sink = { format = "parquet", path = "dear", columns = ["keys"] }\n'
+    )
+    cheap, dear = pipeline.run().groups
+    assert pipeline.got("cheap") == wanted("28", range(20))
+    assert (cheap.failed, cheap.samples[0].reason) == (2, "AssertionError")
+    assert pipeline.got("dear") == wanted("04", range(20))
+    assert dear.failed == 4
+
+
 WAITING = """
 import pathlib, time
 class Waiting:

@@ -50,6 +50,7 @@ __all__ = [
     "decode",
     "decode_parts",
     "locate",
+    "read_as",
     "schema_of",
 ]
 
@@ -257,6 +258,20 @@ def locate(chunks: Sequence[Chunk]) -> Located:
     return Located(
         numbers, starts, ends - starts, parts[Part.OFFSET].copy(), parts[Part.LOG_OFFSET].copy()
     )
+
+
+def read_as(texts: pa.Array, kind: str) -> pa.Array:
+    """Return texts of a property as a column of one of `KINDS`, as `decode` would make it."""
+    if kind == "string" or not len(texts):
+        return texts.cast(KINDS[kind])
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    start, size = (data.address, data.size) if data else (0, 0)
+    ats = start + ends.astype(np.int64)
+    sizes = ats[1:] - ats[:-1]
+    sizes[texts.is_null().to_numpy(zero_copy_only=False)] = -1
+    spans = Spans(ats[:-1], sizes)
+    return _parsed(spans, np.full(len(texts), start + size, np.int64), KINDS[kind])
 
 
 def _field(name: str) -> pa.Field:
@@ -516,14 +531,17 @@ def _property(name: str) -> Callable[[_Records], pa.Array]:
 def _typed(records: _Records, name: str, kind: pa.DataType) -> pa.Array:
     """A property read as what it is to be."""
     spans, (_, _, limits) = records.values[name], records.blocks
-    if kind == pa.string():
-        return _text_column(spans)
+    return _text_column(spans) if kind == pa.string() else _parsed(spans, limits, kind)
+
+
+def _parsed(spans: Spans, limits: Ints, kind: pa.DataType) -> pa.Array:
+    """Texts read as numbers or booleans."""
     if kind == pa.bool_():
-        is_true = np.empty(len(records), dtype=np.bool_)
+        is_true = np.empty(len(limits), dtype=np.bool_)
         mark_true(*spans, is_true)
         return pa.array(is_true, mask=spans.sizes < 0)
-    numbers = np.empty(len(records), dtype=np.int64)
-    is_there = np.empty(len(records), dtype=np.bool_)
+    numbers = np.empty(len(limits), dtype=np.int64)
+    is_there = np.empty(len(limits), dtype=np.bool_)
     if kind == pa.float64():
         parse_doubles(*spans, limits, numbers, is_there)
         return pa.array(numbers.view(np.float64), mask=~is_there)

@@ -5,6 +5,7 @@ properties are parsed when a message is asked for its own. So a filter pays for 
 """
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -222,7 +223,7 @@ def _declared(batch: pa.RecordBatch, names: list[str]) -> Callable[[int], Proper
     elif len(names) == 1:
         rows = [{names[0]: value} for value in columns[0]]
     else:
-        rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        rows = [*map(dict, map(zip, repeat(names), zip(*columns, strict=True)))]
     return rows.__getitem__
 
 

@@ -2,10 +2,11 @@
 
     [source]            one of nameserver, store, archive; topic, start, end, dialect, options
     [run]               job, checkpoint, summary, max_offsets_per_batch, interval
-    [[subscription]]    group, one of tags, sql, code; sink
+    [[subscription]]    group, one of tags, sql, code; isolation of code; sink
     [unmatched]         sink
     [archive]           path, format, properties, options
-    [replay]            one of tags, sql, code, or none; since, until or offsets; rate; sink
+    [replay]            one of tags, sql, code, or none; isolation; since, until or offsets; rate;
+                        sink
 
 Paths are relative to the file. What is wrong raises ConfigError with one line that begins with the
 file and the table; a filter that does not compile adds a picture of it.
@@ -30,6 +31,7 @@ __all__ = [
     "ALL",
     "DEFAULT_COLUMNS",
     "FILE_FORMATS",
+    "ISOLATION",
     "OTHER_COLUMNS",
     "Archive",
     "Config",
@@ -58,6 +60,8 @@ OTHER_COLUMNS: Final = (
 # What a message in another topic is made of, and where it was: its key.
 _SENT: Final = ("topic", "broker", "queue_id", "offset", "tags", "keys", "properties", "body")
 JOBS: Final = ("route", "archive", "replay")
+# Of code: it is the job's own, or a stranger's, which must be locked in (`tamis.sandbox`).
+ISOLATION: Final = ("off", "required")
 _GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")  # RocketMQ's rule
 
 
@@ -81,6 +85,11 @@ class Source:
     @property
     def place(self) -> str:
         return self.nameserver or self.store or self.archive or ""
+
+    @property
+    def topic(self) -> str:
+        """The only one, for the context of code; empty if there are several."""
+        return self.topics[0] if len(self.topics) == 1 else ""
 
     @property
     def what(self) -> str:
@@ -134,24 +143,29 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What chooses messages. `kind`: tags, sql or code. Of code `source` is the file's text."""
+    """What chooses messages. `kind`: tags, sql or code. Of code `source` is the file's text, and
+    `isolation` one of `ISOLATION`."""
 
     kind: str
     text: str
     dialect: str = Dialect.V4_9.value
     source: str = ""
+    isolation: str = "off"
 
     @property
     def name(self) -> str:
         return f"{self.kind} {self.text}"
 
     def to_dict(self) -> dict[str, str]:
-        return {
+        fields = {
             "kind": self.kind,
             "text": self.text,
             "dialect": self.dialect,
             "source": self.source,
         }
+        if self.isolation != "off":  # checkpoints from before there was any have none
+            fields["isolation"] = self.isolation
+        return fields
 
 
 ALL: Final = Filter("tags", "*")
@@ -348,6 +362,8 @@ def _filter(table: Table, dialect: str) -> Filter | None:
     if not given:
         return None
     kind, text = given[0], table.text(given[0])
+    if kind != "code" and table.has("isolation"):
+        raise table.error(f"isolation is for code, not for {kind}: leave it out")
     try:
         if kind == "sql":
             parse(text, dialect)
@@ -357,7 +373,8 @@ def _filter(table: Table, dialect: str) -> Filter | None:
         picture = "\n".join("  " + line for line in error.picture().split("\n"))
         raise ConfigError(f"{table.where}{kind}: {error}\n{picture}") from None
     if kind == "code":
-        return Filter(kind, text, dialect, _code(table, text))
+        isolation = table.choice("isolation", ISOLATION, "off")
+        return Filter(kind, text, dialect, _code(table, text), isolation)
     return Filter(kind, text, dialect)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, Observation, Row
 from pyspark.sql import functions as F
 
+from ..code import Context
 from ..filter import Outcome, parse
 from ..filter.explain import explain
 from . import steps
@@ -36,13 +37,21 @@ class Plan:
     """
 
     def __init__(
-        self, subscriptions: Sequence[Subscription], unmatched: Sink | None, needs: steps.Needs
+        self,
+        subscriptions: Sequence[Subscription],
+        unmatched: Sink | None,
+        needs: steps.Needs,
+        topic: str,
     ) -> None:
+        """`topic` is the one that filters in code are told."""
         self._size = size = len(subscriptions)
         self._columns = [*map(F.col, needs.columns)]
         self._parts: list[Column] = []  # numbers read from text, each once for all filters
         compiled = steps.outcomes(
-            [one.filter for one in subscriptions], needs.property_of, self._kept
+            [one.filter for one in subscriptions],
+            needs.property_of,
+            self._kept,
+            [Context(one.group, topic) for one in subscriptions],
         )
         coded = {n: one for n, one in enumerate(subscriptions) if one.filter.kind == "code"}
         self._answers = [compiled[number].alias(f"_code_{number}") for number in coded]

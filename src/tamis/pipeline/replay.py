@@ -22,9 +22,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from ..code import Context
 from ..errors import ConfigError
 from ..filter import Outcome
-from ..spark.code import CodeFilter
 from . import archive, slices, sources, steps
 from .checkpoint import Checkpoint
 from .config import FILE_FORMATS, Config, Replay
@@ -93,8 +93,7 @@ def check(config: Config) -> None:
     replay = _of(config)
     checkpoint = Checkpoint.open(config)
     _check_same(config, checkpoint)
-    if replay.filter.kind == "code":
-        CodeFilter(replay.filter.text, replay.filter.source).check()
+    steps.check_code(replay.filter, config.source)
     Sinks(None, checkpoint.run_id).check([replay.sink], _slice(checkpoint))
     slices.asked(config)
     if config.source.archive is not None:
@@ -335,7 +334,8 @@ class _Job:
 
     def _judged(self, part: Any) -> DataFrame:
         rows = slices.read(self._spark, self._config, part, self._needs)
-        outcome = steps.outcome(self._replay.filter, self._needs.property_of)
+        context = Context("", self._config.source.topic)
+        outcome = steps.outcome(self._replay.filter, self._needs.property_of, context)
         return rows.withColumn("_outcome", outcome)
 
 

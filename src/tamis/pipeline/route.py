@@ -21,7 +21,6 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Observation, SparkSession
 
 from ..errors import ConfigError
-from ..spark.code import CodeFilter
 from . import sources, steps
 from .batches import Batches
 from .checkpoint import Checkpoint
@@ -44,11 +43,10 @@ def check(config: Config) -> None:
         raise ConfigError(f"{config.file}: [source] end is not for route, which has none")
     checkpoint = Checkpoint.open(config)
     for one in config.subscriptions:
-        if one.filter.kind == "code":
-            try:
-                CodeFilter(one.filter.text, one.filter.source).check()
-            except ConfigError as error:
-                raise ConfigError(f"{config.file}: subscription {one.group}: {error}") from None
+        try:
+            steps.check_code(one.filter, config.source)
+        except ConfigError as error:
+            raise ConfigError(f"{config.file}: subscription {one.group}: {error}") from None
     sinks = _sinks(config.subscriptions, config.unmatched)
     Sinks(None, checkpoint.run_id).check(sinks, checkpoint.planned)
     planned = checkpoint.offsets(checkpoint.planned)
@@ -269,7 +267,9 @@ class Route(Batches[RouteSummary]):
     def take(self, rows: DataFrame, batch: int) -> None:
         epoch = self._epoch(batch)
         if self._plan is None or self._plan[0] is not epoch:
-            self._plan = (epoch, Plan(epoch.subscriptions, epoch.unmatched, self._needs))
+            topic = self._config.source.topic
+            plan = Plan(epoch.subscriptions, epoch.unmatched, self._needs, topic)
+            self._plan = (epoch, plan)
         plan, sinks = self._plan[1], epoch.sinks
         of_messages, of_groups = Observation(), Observation()
         routed = plan.routed(rows, of_messages, of_groups)

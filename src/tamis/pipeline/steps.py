@@ -4,30 +4,39 @@
 for each property once and for nothing they don't need.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from ..code import CodeFilter, Context
+from ..code import Needs as CodeNeeds
+from ..errors import CodeError, ConfigError, SandboxError
 from ..filter import Outcome, parse
 from ..filter.engines.catalyst import Compiler
 from ..filter.nodes import properties_of
-from ..spark.code import CodeFilter
+from ..spark import code
 from ..spark.columns import tags
-from .config import DEFAULT_COLUMNS, OTHER_COLUMNS, Filter, Subscription
+from .config import DEFAULT_COLUMNS, OTHER_COLUMNS, Filter, Source, Subscription
 
-__all__ = ["Needs", "evaluate", "needs", "outcome", "outcomes", "properties_read"]
+__all__ = ["Needs", "check_code", "evaluate", "needs", "outcome", "outcomes", "properties_read"]
 
+_NOBODY: Final = Context("", "")
 _COLUMN_OF: Final = {"TAGS": "tags", "KEYS": "keys"}  # properties that are columns of a message
+_NAMED: Final = re.compile(r"[\w$.-]+")  # what an option of the source can list
 PLACE: Final = ("topic", "broker", "queue_id", "offset", "message_id")
 
 
 def evaluate(messages: DataFrame, subscriptions: Sequence[Subscription]) -> DataFrame:
     """With two columns more: `groups`, ARRAY<STRING>, those that get the message, and `failed`,
     those whose filter failed on it."""
-    outcomes = {one.group: outcome(one.filter) for one in subscriptions}
+    outcomes = {
+        one.group: outcome(one.filter, context=Context(one.group, "")) for one in subscriptions
+    }
     return messages.withColumns(
         {
             "groups": _names(outcomes, Outcome.TRUE),
@@ -45,9 +54,13 @@ def of_map(name: str) -> Column:
     return F.col("properties")[name]
 
 
-def outcome(filter: Filter, property_of: Callable[[str], Column] = of_map) -> Column:
-    """TINYINT: `tamis.filter.Outcome`. Of code it takes the default columns of a message."""
-    [answer] = outcomes([filter], property_of)
+def outcome(
+    filter: Filter,
+    property_of: Callable[[str], Column] = of_map,
+    context: Context = _NOBODY,
+) -> Column:
+    """TINYINT: `tamis.filter.Outcome`. Code takes the columns it declares, or the default ones."""
+    [answer] = outcomes([filter], property_of, contexts=[context])
     return answer["outcome"] if filter.kind == "code" else answer
 
 
@@ -55,19 +68,46 @@ def outcomes(
     filters: Iterable[Filter],
     property_of: Callable[[str], Column] = of_map,
     keep: Callable[[Column], Column] = lambda column: column,
+    contexts: Iterable[Context] | None = None,
 ) -> list[Column]:
     """One each: an outcome, of code STRUCT<outcome, error>. What is made of a property is made once
-    for all of them, and is given to `keep` (see `Compiler`)."""
+    for all of them, and is given to `keep` (see `Compiler`). `contexts`, one each, are for code."""
     compiler = Compiler(property_of, keep)
     found = []
-    for one in filters:
+    for one, context in zip(filters, contexts or repeat(_NOBODY), strict=False):
         if one.kind == "tags":
             found.append(tags(one.text).cast("tinyint"))
         elif one.kind == "sql":
             found.append(compiler.compile_outcome(parse(one.text, one.dialect)))
         else:
-            found.append(CodeFilter(one.text, one.source).outcome(*DEFAULT_COLUMNS))
+            found.append(
+                code.outcome(
+                    CodeFilter(one.text, one.source),
+                    context,
+                    isolation=one.isolation,
+                    property_of=property_of,
+                )
+            )
     return found
+
+
+def check_code(filter: Filter, source: Source) -> None:
+    """Load a filter in code, if it is one. Raises ConfigError if it can't be used."""
+    if filter.kind != "code":
+        return
+    try:
+        needed = _code_needs(filter)
+    except (CodeError, SandboxError) as error:
+        raise ConfigError(f"code {filter.text}: {error.reason}") from None
+    is_raw = needed.is_declared and "property_string" in needed.columns
+    if source.archive is not None and is_raw:
+        raise ConfigError(
+            f"code {filter.text}: an archive has no property_string: declare properties"
+        )
+
+
+def _code_needs(filter: Filter) -> CodeNeeds:
+    return code.needs(CodeFilter(filter.text, filter.source), filter.isolation)
 
 
 def properties_read(filter: Filter) -> tuple[str, ...]:
@@ -104,15 +144,19 @@ def needs(filters: Iterable[Filter], columns: Iterable[str]) -> Needs:
     """
     filters = list(filters)
     wanted = {*columns}
-    if any(one.kind == "code" for one in filters):
-        wanted |= {*DEFAULT_COLUMNS}
+    coded = [_code_needs(one) for one in filters if one.kind == "code"]
+    for one in coded:
+        wanted |= {*(one.columns if one.is_declared else DEFAULT_COLUMNS)}
     if any(one.kind == "tags" for one in filters):
         wanted.add("tags")
-    every_read = all_read(filters)
+    declared = (name for one in coded for name, _ in one.properties)
+    every_read = dict.fromkeys((*all_read(filters), *declared))
     wanted |= {_COLUMN_OF[name] for name in every_read if name in _COLUMN_OF}
     read = [name for name in every_read if name not in _COLUMN_OF]
     taken = [name.lower() for name in (*DEFAULT_COLUMNS, *OTHER_COLUMNS, *read)]
-    named = tuple(name for name in read if taken.count(name.lower()) == 1)
+    named = tuple(
+        name for name in read if taken.count(name.lower()) == 1 and _NAMED.fullmatch(name)
+    )
     if len(named) < len(read):
         wanted.add("properties")
     every = (*DEFAULT_COLUMNS, *OTHER_COLUMNS)

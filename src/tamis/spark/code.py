@@ -1,209 +1,133 @@
-"""Filters in code: a class of a Python file, run on Arrow batches in Spark's Python workers.
+"""Filters in code on Spark: `tamis.code` on Arrow batches in Python workers.
 
-The class has one of
-
-    def match(self, message: ReceivedMessage) -> bool
-    def match_batch(self, batch: pyarrow.RecordBatch) -> mask      # a boolean a row, null is no
-
-The file's text travels with the job, so that workers need not have the file; what it imports they
-must have. One object is made in each worker process and may keep what it likes. One that throws, or
-answers otherwise, has failed for that message or that batch: an outcome like the others, with the
-error in a line.
+The source travels with the job, so that workers need not have the file; what it imports they must
+have. Only the columns and properties that a class declares are sent to the workers. Each worker
+process makes one object of the class, in itself or in a sandbox beside it.
 """
 
 import functools
-import sys
-import types
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
-from hashlib import sha256
-from pathlib import Path
-from typing import Any, Final
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
-from ..client.received import ReceivedMessage
-from ..errors import ConfigError
+from ..client.columns import read_as
+from ..code import CodeFilter, Context, Judge, Needs, Verdicts, load
+from ..errors import CodeError, SandboxError
 from ..filter import Outcome
-from ..wire.bodies import MessageQueue
 from .schema import DEFAULT
 
-__all__ = ["CodeFilter", "code_filter"]
+if TYPE_CHECKING:
+    from ..sandbox import Sandbox
+
+__all__ = ["needs", "outcome"]
 
 _ANSWER: Final = "outcome tinyint, error string"
-_LONGEST: Final = 200  # letters of an error
+_MOST_JUDGES: Final = 64  # of a process
+_TRIES: Final = 3  # while a filter that broke its limits rests
+_LONGEST_REST: Final = 30.0  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class CodeFilter:
-    """`text` is the file's. `name` is how it was asked for, `file.py:Class`."""
+@functools.lru_cache(256)
+def needs(code: CodeFilter, isolation: str = "off") -> Needs:
+    """Return what a filter is to be given, which is known by loading it, with the same isolation
+    as where it will run. Raises CodeError, SandboxError."""
+    context = Context("", "")
+    if isolation == "off":
+        with closing(load(code, context)) as loaded:
+            return loaded.needs
+    from ..sandbox import Sandbox
 
-    name: str
-    text: str
+    with closing(Sandbox(isolation="required")) as sandbox:
+        return sandbox.cell(code, context).needs
 
-    def check(self) -> None:
-        """Loads it here and makes one object. Raises ConfigError if it can't be used."""
+
+def outcome(
+    code: CodeFilter,
+    context: Context,
+    *,
+    isolation: str = "off",
+    property_of: Callable[[str], Column] = lambda name: F.col("properties")[name],
+    columns: Sequence[str] = DEFAULT,
+) -> Column:
+    """STRUCT<outcome TINYINT, error STRING>: a `tamis.filter.Outcome`, and why it is an error.
+
+    It takes the columns that the class declares, and of a property what `property_of` says, which
+    is text; of a class that declares none, `columns`. Raises CodeError, SandboxError.
+    """
+    declared = needs(code, isolation)
+    given = [F.col(name) for name in (declared.columns if declared.is_declared else columns)]
+    given += [property_of(name).alias(name) for name, _ in declared.properties]
+
+    def evaluate(rows: pa.Array) -> pa.Array:  # pickled by value, what it calls by name
+        return _evaluate(code, context, isolation, rows)
+
+    # its stubs want the kind of function said, at which it warns
+    made = arrow_udf(evaluate, _ANSWER)  # type: ignore[call-overload]
+    answer: Column = made(F.struct(*given))
+    return answer
+
+
+def _evaluate(
+    code: CodeFilter, context: Context, isolation: str, rows: pa.StructArray
+) -> pa.StructArray:
+    try:
+        verdicts = _judge(_judge_of(code, context, isolation), rows)
+    except (CodeError, SandboxError) as error:
+        outcomes = np.full(len(rows), Outcome.ERROR, np.uint8)
+        verdicts = Verdicts(outcomes, {0: error.reason})
+    reasons = np.full(len(rows), None, np.object_)
+    for row in np.flatnonzero(verdicts.failed).tolist():
+        reasons[row] = verdicts.reason(row)
+    arrays = [pa.array(verdicts.outcomes.view(np.int8)), pa.array(reasons, pa.string())]
+    return pa.StructArray.from_arrays(arrays, names=["outcome", "error"])
+
+
+def _judge(judge: Judge, rows: pa.StructArray) -> Verdicts:
+    batch = pa.RecordBatch.from_struct_array(rows)
+    for name, kind in judge.needs.properties:
+        at = batch.schema.get_field_index(name)
+        batch = batch.set_column(at, name, read_as(batch.column(at), kind))
+    for _ in range(_TRIES):
         try:
-            _loaded(self)
-        except _Unusable as error:
-            raise ConfigError(f"code {self.name}: {error}") from None
-
-    def outcome(self, *columns: Column | str) -> Column:
-        """STRUCT<outcome TINYINT, error STRING>, `tamis.filter.Outcome`s; the error is null but for
-        those that failed. Of these columns, the default ones of a message without any."""
-
-        def evaluate(rows: pa.Array) -> pa.Array:  # pickled by value, what it calls by name
-            return _evaluate(self, rows)
-
-        # its stubs want the kind of function said, at which it warns
-        made = arrow_udf(evaluate, _ANSWER)  # type: ignore[call-overload]
-        answer: Column = made(F.struct(*(columns or DEFAULT)))
-        return answer
-
-
-def code_filter(name: str, directory: str | Path = ".") -> CodeFilter:
-    """`file.py:Class`, the file's path being relative to the directory. Raises ConfigError."""
-    path, colon, of_class = name.rpartition(":")
-    if not colon or not path or not of_class.isidentifier():
-        raise ConfigError(f"code {name!r}: write file.py:Class")
-    file = Path(directory, path)
-    try:
-        found = CodeFilter(name, file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"code {name}: there is no file {file}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"code {name}: {file} can't be read: {error}") from None
-    found.check()
-    return found
-
-
-class _Unusable(Exception):
-    """Why there is no object of the class."""
-
-
-class _Message(ReceivedMessage):
-    __slots__ = ("_id",)
-    _id: str
-
-    @property
-    def message_id(self) -> str:
-        return self._id
-
-
-@functools.lru_cache(64)
-def _loaded(filter: CodeFilter) -> Any:
-    """The object; one in a process."""
-    file, _, of_class = filter.name.rpartition(":")
-    name = f"_tamis_code_{sha256(filter.text.encode()).hexdigest()[:16]}"
-    module = sys.modules.get(name)
-    try:
-        if module is None:
-            module = types.ModuleType(name)
-            module.__file__ = file
-            sys.modules[name] = module  # dataclasses look for it there
-            try:
-                exec(compile(filter.text, file, "exec"), module.__dict__)
-            except BaseException:
-                del sys.modules[name]
+            return judge.judge(batch)
+        except SandboxError as error:  # it rests: a job has time
+            if not error.retry_after:
                 raise
-        made = getattr(module, of_class, None)
-        if not isinstance(made, type):
-            raise _Unusable(f"{file} has no class {of_class}")
-        if not callable(getattr(made, "match", None)) and not hasattr(made, "match_batch"):
-            raise _Unusable(f"class {of_class} has neither match nor match_batch")
-        return made()
-    except SyntaxError as error:
-        raise _Unusable(f"line {error.lineno}: {error.msg}") from None
-    except (Exception, SystemExit) as error:
-        if isinstance(error, _Unusable):
-            raise
-        raise _Unusable(_line(error)) from None
+            time.sleep(min(error.retry_after, _LONGEST_REST))
+    return judge.judge(batch)
 
 
-def _evaluate(filter: CodeFilter, rows: pa.StructArray) -> pa.StructArray:
-    try:
-        user = _loaded(filter)
-        if hasattr(user, "match_batch"):
-            outcomes, errors = _of_mask(
-                user.match_batch(pa.RecordBatch.from_struct_array(rows)), rows
-            )
-        else:
-            outcomes, errors = _of_messages(user.match, rows)
-    except (Exception, SystemExit) as error:
-        outcomes = pa.array([int(Outcome.ERROR)] * len(rows), pa.int8())
-        errors = pa.array([_line(error)] * len(rows), pa.string())
-    return pa.StructArray.from_arrays([outcomes, errors], names=["outcome", "error"])
+_judges: OrderedDict[tuple[CodeFilter, Context, str], Judge] = OrderedDict()
 
 
-def _of_mask(mask: Any, rows: pa.StructArray) -> tuple[pa.Array, pa.Array]:
-    if isinstance(mask, pa.ChunkedArray):
-        mask = mask.combine_chunks()
-    elif not isinstance(mask, pa.Array):
-        if not isinstance(mask, Iterable):
-            raise TypeError(f"match_batch gave {_shown(mask)}, not a mask")
-        mask = pa.array(mask)
-    if len(mask) != len(rows):
-        raise ValueError(f"match_batch gave {len(mask)} answers for {len(rows)} rows")
-    if len(rows) and not pa.types.is_boolean(mask.type):
-        raise TypeError(f"match_batch gave {mask.type}, not booleans")
-    outcomes = mask.cast(pa.int8()).fill_null(int(Outcome.NULL))
-    return outcomes, pa.nulls(len(rows), pa.string())
+def _judge_of(code: CodeFilter, context: Context, isolation: str) -> Judge:
+    """The one of this process. Raises CodeError, SandboxError."""
+    key = (code, context, isolation)
+    if key not in _judges:
+        _judges[key] = _make_judge(code, context, isolation)
+        if len(_judges) > _MOST_JUDGES:
+            _judges.popitem(last=False)[1].close()
+    _judges.move_to_end(key)
+    return _judges[key]
 
 
-def _of_messages(match: Any, rows: pa.StructArray) -> tuple[pa.Array, pa.Array]:
-    outcomes: list[int] = []
-    errors: list[str | None] = []
-    for message in _messages(rows):
-        error = None
-        try:
-            answer = match(message)
-            if isinstance(answer, bool):
-                outcome = Outcome.TRUE if answer else Outcome.FALSE
-            elif type(answer).__name__ in ("bool", "bool_") and hasattr(answer, "item"):
-                outcome = Outcome.TRUE if answer.item() else Outcome.FALSE  # NumPy's
-            else:
-                outcome, error = Outcome.ERROR, f"match gave {_shown(answer)}, not a boolean"
-        except (Exception, SystemExit) as failure:
-            outcome, error = Outcome.ERROR, _line(failure)
-        outcomes.append(int(outcome))
-        errors.append(error)
-    return pa.array(outcomes, pa.int8()), pa.array(errors, pa.string())
+def _make_judge(code: CodeFilter, context: Context, isolation: str) -> Judge:
+    if isolation == "off":
+        return load(code, context)
+    return _sandbox().cell(code, context)
 
 
-def _messages(rows: pa.StructArray) -> Iterable[ReceivedMessage]:
-    names = [field.name for field in rows.type]
-    for values in zip(*(rows.field(name).to_pylist() for name in names), strict=True):
-        row = dict(zip(names, values, strict=True))
-        topic = row.get("topic") or ""
-        message = _Message(
-            topic=topic,
-            body=row.get("body") or b"",
-            properties=dict(row.get("properties") or ()),
-            queue=MessageQueue(topic, row.get("broker") or "", row.get("queue_id") or 0),
-            offset=row.get("offset") or 0,
-            born_timestamp=_millis(row.get("born_timestamp")),
-            store_timestamp=_millis(row.get("store_timestamp")),
-        )
-        message._id = row.get("message_id") or ""
-        yield message
+@functools.cache
+def _sandbox() -> "Sandbox":
+    """The one of this process; it ends with it."""
+    from ..sandbox import Sandbox
 
-
-def _millis(moment: datetime | None) -> int:
-    return 0 if moment is None else round(moment.timestamp() * 1000)
-
-
-def _line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    return _cut(f"{type(error).__name__}: {said[0]}" if said else type(error).__name__)
-
-
-def _shown(value: object) -> str:
-    return _cut(repr(value)).splitlines()[0]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return Sandbox(isolation="required")

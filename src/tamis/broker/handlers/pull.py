@@ -50,6 +50,8 @@ _COMMIT_OFFSET, _SUSPEND = int(PullFlag.COMMIT_OFFSET), int(PullFlag.SUSPEND)
 _SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
 _FOUND: Final = Status.FOUND
 _SUCCESS: Final = ResponseCode.SUCCESS
+_FILTER_SERVERS: Final = "FILTERSRV_CONSUMER"
+_FILTER_SERVER_MESSAGES: Final = 1024  # they judge as many at once, and are near
 _FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 Wanted = TagFilter | SqlFilter | None
@@ -364,7 +366,10 @@ class Pull:
     def _select(self) -> Selection:
         """Looks from `_at` for a slice of time, and moves `_at` on if there is nothing."""
         config, header = self._by.settings.config, self._header
-        limits = _limits(header.max_msg_nums, config.pull_messages, config.pull_bytes)
+        count = config.pull_messages
+        if header.consumer_group == _FILTER_SERVERS:
+            count = max(count, _FILTER_SERVER_MESSAGES)
+        limits = _limits(header.max_msg_nums, count, config.pull_bytes)
         found = self._by.store.select(*self.queue, self._at, limits, self._wanted)
         if config.filter_retries and header.topic.startswith(RETRY_PREFIX) and found.records:
             found = self._without_unwanted_retries(found)
