@@ -120,8 +120,15 @@ class Puller:
     def _is_near_end(self, header: PullMessage) -> bool:
         """Whether the pull may reach the newest messages. One further behind need not wait."""
         queue = self.store.find_queue(header.topic, header.queue_id)
-        most = min(header.max_msg_nums, self.settings.config.pull_messages)
+        most = min(header.max_msg_nums, self.most(header))
         return queue is None or queue.max_offset - header.queue_offset < most
+
+    def most(self, header: PullMessage) -> int:
+        """How many messages an answer may have."""
+        most = self.settings.config.pull_messages
+        if header.consumer_group == _FILTER_SERVERS:
+            most = max(most, _FILTER_SERVER_MESSAGES)
+        return most
 
     async def _pull_later(self, header: PullMessage, request: Request) -> Answer | None:
         """There is more to queue than the loop may be held up for."""
@@ -366,10 +373,7 @@ class Pull:
     def _select(self) -> Selection:
         """Looks from `_at` for a slice of time, and moves `_at` on if there is nothing."""
         config, header = self._by.settings.config, self._header
-        count = config.pull_messages
-        if header.consumer_group == _FILTER_SERVERS:
-            count = max(count, _FILTER_SERVER_MESSAGES)
-        limits = _limits(header.max_msg_nums, count, config.pull_bytes)
+        limits = _limits(header.max_msg_nums, self._by.most(header), config.pull_bytes)
         found = self._by.store.select(*self.queue, self._at, limits, self._wanted)
         if config.filter_retries and header.topic.startswith(RETRY_PREFIX) and found.records:
             found = self._without_unwanted_retries(found)
