@@ -8,7 +8,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 __all__ = ["Arena"]
 
-_KEPT: Final = 4 * 2**20  # bytes of a batch; memory of larger ones is given back
+_KEPT: Final = 4 * 2**20  # bytes; memory beyond is given back after a batch that needs much less
+_SMALL: Final = 2**16  # bytes; up to here a copy more is cheaper than a stream's writer
 _END: Final = 64  # bytes, generously: how a stream ends
 
 
@@ -26,25 +27,35 @@ class Arena:
         finally:
             os.close(file)
         self._buffer: pa.Buffer | None = pa.py_buffer(self._memory)
-        self._used = 0
+        self._held = 0  # bytes at the beginning that were written to
         self._schema: pa.Schema | None = None
-        self._schema_size = 0
+        self._schema_bytes = b""
 
     def write(self, batch: pa.RecordBatch) -> tuple[int, int] | None:
         """Return the bytes of its schema, and those behind them; None if it does not fit."""
         if self._schema is None or not self._schema.equals(batch.schema):
             self._schema = batch.schema
-            self._schema_size = batch.schema.serialize().size
-        needed = self._schema_size + pa.ipc.get_record_batch_size(batch) + _END
-        if needed > self._size:
+            self._schema_bytes = batch.schema.serialize().to_pybytes()
+            if len(self._schema_bytes) <= self._size:
+                self._memory[: len(self._schema_bytes)] = self._schema_bytes
+        start = len(self._schema_bytes)
+        size = pa.ipc.get_record_batch_size(batch)
+        if start + size + _END > self._size:
             return None
-        if self._used > _KEPT:
+        if self._held > _KEPT and size < self._held // 4:
             self._memory.madvise(mmap.MADV_REMOVE)
+            self._memory[:start] = self._schema_bytes
+            self._held = 0
+        self._held = max(self._held, start + size)
+        if size < _SMALL:
+            message = batch.serialize()
+            size = message.size
+            self._memory[start : start + size] = memoryview(message)
+            return start, size
         with pa.FixedSizeBufferWriter(self._buffer) as sink:
             with pa.ipc.new_stream(sink, self._schema) as writer:
                 writer.write_batch(batch)
-            self._used = sink.tell()
-        return self._schema_size, self._used - self._schema_size
+            return start, sink.tell() - start
 
     def close(self) -> None:
         if self.descriptor >= 0:

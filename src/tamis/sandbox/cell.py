@@ -311,7 +311,7 @@ class _Judging:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
         self.left = deque([(0, batch.num_rows)] if batch.num_rows else [])  # in their order
-        self.outcomes = np.full(batch.num_rows, Outcome.ERROR, np.uint8)
+        self.outcomes = np.full(batch.num_rows, int(Outcome.ERROR), np.uint8)
         self.errors: dict[int, str] = {}
         self.breaches: list[str] = []
         self.culprits = 0
@@ -332,7 +332,7 @@ class _Judging:
         self.fail(start, self.batch.num_rows, reason)
 
     def verdicts(self) -> Verdicts:
-        return Verdicts(self.outcomes, dict(sorted(self.errors.items())))
+        return Verdicts(self.outcomes, dict(sorted(self.errors.items())) if self.errors else {})
 
     def _keep(self, row: int, reason: str) -> None:
         if len(self.errors) >= _MOST_REASONS and row not in self.errors:

@@ -42,6 +42,8 @@ ANSWER: Final = struct.Struct("<16sBI")
 _REASON: Final = struct.Struct("<IH")  # row, bytes
 _COUNT: Final = struct.Struct("<H")
 
+_OUTCOMES: Final = bytes(Outcome)
+_ERROR: Final = int(Outcome.ERROR)
 _MOST_REASONS: Final = 64
 _LONGEST_REASON: Final = 300  # characters
 _LONGEST_NAME: Final = 1000
@@ -90,9 +92,9 @@ def parse_verdicts(data: bytes, rows: int) -> Verdicts:
     """Raises Malformed."""
     if len(data) < rows + _COUNT.size:
         raise Malformed(f"answered with {len(data)} bytes for {rows} messages")
-    outcomes = np.frombuffer(data, np.uint8, rows)
-    if rows and outcomes.max() > Outcome.ERROR:
+    if data[:rows].translate(None, _OUTCOMES):
         raise Malformed("answered with an outcome that does not exist")
+    outcomes = np.frombuffer(data, np.uint8, rows)
     (count,) = _COUNT.unpack_from(data, rows)
     at = rows + _COUNT.size
     errors: dict[int, str] = {}
@@ -102,7 +104,7 @@ def parse_verdicts(data: bytes, rows: int) -> Verdicts:
             raise Malformed("answered with fewer reasons than it announced")
         row, size = _REASON.unpack_from(data, at)
         at += _REASON.size
-        if not last < row < rows or outcomes[row] != Outcome.ERROR:
+        if not last < row < rows or data[row] != _ERROR:
             raise Malformed("gave a reason for a message that did not fail")
         if at + size > len(data):
             raise Malformed("answered with fewer reasons than it announced")

@@ -8,7 +8,6 @@ import contextlib
 import json
 import mmap
 import os
-import secrets
 import select
 import signal
 import socket
@@ -48,6 +47,8 @@ _ENVIRONMENT: Final = {
     "MALLOC_ARENA_MAX": "2",
     "LC_ALL": "C.UTF-8",
 }
+
+_ROW_0: Final = bytes(8)
 
 
 class Breach(Exception):
@@ -174,11 +175,14 @@ class Child:
         self._end: End | None = None
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         self._listener, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         progress = os.memfd_create("tamis-progress")
         os.ftruncate(progress, mmap.PAGESIZE)
         self._progress = mmap.mmap(progress, mmap.PAGESIZE)
         self._pidfd = -1
+        self._signalling = threading.Lock()  # the number of a closed descriptor may be another's
         try:
             with theirs, keepers:
                 order = {
@@ -238,8 +242,8 @@ class Child:
         Raises Breach, with the process ended; or ZygoteGone.
         """
         self._expect_silence()
-        nonce = secrets.token_bytes(exchange.NONCE_SIZE)
-        self._progress[:8] = bytes(8)
+        nonce = os.urandom(exchange.NONCE_SIZE)
+        self._progress[:8] = _ROW_0
         deadline = time.monotonic() + wall
         self._signal(signal.SIGCONT)
         self._send(
@@ -299,15 +303,16 @@ class Child:
             self.kill()
             with contextlib.suppress(ZygoteGone):
                 self._bury()
-            os.close(self._pidfd)
-            self._pidfd = -1
+            with self._signalling:
+                os.close(self._pidfd)
+                self._pidfd = -1
         self._socket.close()
         self._listener.close()
         self._progress.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
+        with self._signalling, contextlib.suppress(ProcessLookupError):
+            if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _expect_silence(self) -> None:
@@ -368,13 +373,11 @@ class Child:
         self, room: memoryview, deadline: float, cpu: float | None, wall: float
     ) -> int:
         """Return how many bytes came, which are some. `cpu`: what it had used when asked."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
         while True:
             left = deadline - time.monotonic()
             step = left if cpu is None else min(left, _LOOK_AT_CPU)
             # An answer that is there counts, even if we were late to look.
-            if not poll.poll(max(0, step * 1000)):
+            if not self._readable.poll(max(0, step * 1000)):
                 if left <= 0:
                     raise self._broken(f"took longer than {wall:g} s", is_slow=True)
                 if cpu is not None and self.cpu_seconds - cpu > self._limits.cpu:
