@@ -190,6 +190,20 @@ def test_each_filter_gets_its_messages_and_the_offset_after_them(tmp_path: Path)
     run(scene())
 
 
+def test_a_filter_server_is_given_more_messages_at_once_than_others(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with running(tmp_path) as (broker, client):
+            await fill(broker, client, "a" * 100)
+            for group, most, count in (
+                ("g", 80, 32),
+                ("FILTERSRV_CONSUMER", 80, 80),
+                ("FILTERSRV_CONSUMER", 1024, 100),
+            ):
+                assert len(await client.all_of("T", group=group, most=most)) == count
+
+    run(work())
+
+
 def test_the_binary_header_says_the_same_as_the_json_one(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as (broker, client):

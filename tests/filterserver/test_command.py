@@ -168,8 +168,12 @@ def test_killed_and_started_again_it_goes_on_where_the_consumer_is(tmp_path: Pat
         with running(tmp_path, *given) as process:
             first, offset = asyncio.run(consume(broker.broker, process.said["address"], 0, 500))
             port = process.said["address"].rpartition(":")[2]
+            children = _children(process.process.pid)
+            assert children, "its sandbox"
             process.process.kill()
             process.process.wait()
+            for child in children:
+                asyncio.run(_until_gone(child))
         with running(tmp_path, *given, "--port", port) as again:
             rest, offset = asyncio.run(
                 consume(broker.broker, again.said["address"], offset, 2000 - len(first))
@@ -275,6 +279,11 @@ def test_they_do_not_outlive_a_broker_that_is_killed(tmp_path: Path) -> None:
             asyncio.run(_until_gone(pid))
 
 
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
 async def _until_gone(pid: int) -> None:
     await until(lambda: not is_alive(pid))
 
@@ -288,8 +297,7 @@ def test_up_brings_one_and_is_ready_before_it(tmp_path: Path) -> None:
         [pid] = map(int, re.findall(r"started as process (\d+)", process.log))
         status = tamis("filterserver", "--status", address, "--json")
         assert json.loads(status.stdout)["uploads"]["allowed"] == "loopback"
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        assert children == "", "the sandbox starts with the first upload"
+        assert _children(pid) == [], "the sandbox starts with the first upload"
         process.process.send_signal(signal.SIGTERM)
         assert process.process.wait(PATIENCE) == 0
         assert not is_alive(pid)

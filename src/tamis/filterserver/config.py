@@ -1,6 +1,6 @@
 """How a filter server is run. Durations are seconds, sizes bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from ..errors import ConfigError
@@ -45,7 +45,9 @@ class FilterServerConfig:
 
     # What it allows.
     uploads: Uploads = False  # from anywhere, or from this machine alone
-    secret: str | None = None  # an upload has to bring it (the field `tamisSecret`)
+    secret: str | None = field(
+        default=None, repr=False
+    )  # an upload has to bring it (the field `tamisSecret`)
     isolation: Isolation = "required"  # what is not had: no uploads, or a warning
     on_error: OnError = "skip"  # what becomes of a message that the filter fails on
     limits: "Limits | None" = None  # of each filter; None: the sandbox's own

@@ -38,7 +38,7 @@ __all__ = ["Puller"]
 log = logging.getLogger(__name__)
 
 _SCANNING: Final = 64  # classes that are judged with, or queues that are read, at once
-_LONGEST_HOLD: Final = 60.0  # seconds that a pull may wait for messages
+_LONGEST_HOLD: Final = 30.0  # seconds that a pull may wait for messages
 _MOST_COMMITS: Final = 100_000  # queues whose last commit is remembered
 _FIRST_PAUSE: Final = 1.0  # seconds before a held message is judged again; then twice as many
 _LONGEST_PAUSE: Final = 60.0
@@ -199,7 +199,7 @@ class Puller:
         try:
             judged = await self._in_thread(by, answers)
         except CorruptRecord as error:
-            if answers[-1].next_offset - stream.position > 1:
+            if not stream.is_isolating:
                 stream.isolate(answers)
                 return
             judged = _damaged(answers[0], error)
@@ -207,11 +207,11 @@ class Puller:
             stream.unread(answers)
             raise
         try:
-            await self._settle(stream, answers, judged)
+            held = await self._dead_lettered(stream, judged)
         except BaseException:
-            if stream.position < answers[-1].next_offset:
-                stream.unread(answers)
+            stream.unread(answers)
             raise
+        self._settle(stream, answers, judged, held)
 
     async def _in_thread(self, by: FilterClass, answers: list[Pulled]) -> "Judged":
         from .judging import judge_answers
@@ -234,16 +234,27 @@ class Puller:
                 future.exception()
             raise
 
-    async def _settle(self, stream: Stream, answers: list[Pulled], judged: "Judged") -> None:
+    async def _dead_lettered(self, stream: Stream, judged: "Judged") -> "tuple[Row, str] | None":
+        """Send failed messages to the dead letters, if that is the policy. Returns the first one
+        that is to be held back, and why."""
+        failed = [row for row in judged.rows if row.reason is not None]
+        if failed and self._config.on_error == "hold":
+            return failed[0], str(failed[0].reason)
+        if failed and self._config.on_error == "dead-letter":
+            return await self._bury(stream, failed)
+        return None
+
+    def _settle(
+        self,
+        stream: Stream,
+        answers: list[Pulled],
+        judged: "Judged",
+        held: "tuple[Row, str] | None",
+    ) -> None:
         """Do with each message as the filter says, and as `on_error` says where it fails."""
         by, policy = stream.by, self._config.on_error
         position = answers[-1].next_offset
         rows, failed = judged.rows, [row for row in judged.rows if row.reason is not None]
-        held: tuple[Row, str] | None = None
-        if failed and policy == "hold":
-            held = (failed[0], str(failed[0].reason))
-        elif failed and policy == "dead-letter":
-            held = await self._bury(stream, failed)
         if held is not None:
             position = held[0].offset
             rows = [row for row in rows if row.offset < position]
@@ -251,7 +262,9 @@ class Puller:
         passed = policy == "pass"
         kept = [Kept(row.offset, row.record) for row in rows if row.reason is None or passed]
         stream.judged(answers, kept, position)
-        before = by.held.pop(stream.queue_id, None)
+        before = by.held.get(stream.queue_id)
+        if before is not None and answers[0].offset <= before.offset < answers[-1].next_offset:
+            del by.held[stream.queue_id]
         tries = 0
         if held is not None:
             tries = before.tries + 1 if before is not None and before.offset == position else 1

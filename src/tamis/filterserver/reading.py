@@ -72,6 +72,11 @@ class Stream:
     def has_read(self) -> bool:
         return bool(self._read or self._flying)
 
+    @property
+    def is_isolating(self) -> bool:
+        """Whether messages are pulled one at a time."""
+        return self.position < self._singly_before
+
     def forget_before(self, offset: int) -> None:
         """The consumer is that far."""
         while self.kept and self.kept[0].offset < offset:
@@ -98,13 +103,12 @@ class Stream:
         TimeoutError."""
         if self.has_read:
             return None
-        is_single = self.position < self._singly_before
-        most = 1 if is_single else _PROBE
+        most = 1 if self.is_isolating else _PROBE
         pulled = await self._link.pull(self.by.topic, self.queue_id, self.position, most, hold)
         self.min_offset, self.max_offset = pulled.min_offset, pulled.max_offset
         if pulled.code == FOUND and pulled.next_offset > pulled.offset and pulled.body:
             self._keep_read(pulled)
-            self._stride = 0 if is_single else pulled.next_offset - pulled.offset
+            self._stride = 0 if most == 1 else pulled.next_offset - pulled.offset
             self._rounds = 0
             return None
         if pulled.code not in (END, MOVED) and pulled.next_offset > self.position:

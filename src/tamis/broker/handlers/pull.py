@@ -50,6 +50,8 @@ _COMMIT_OFFSET, _SUSPEND = int(PullFlag.COMMIT_OFFSET), int(PullFlag.SUSPEND)
 _SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
 _FOUND: Final = Status.FOUND
 _SUCCESS: Final = ResponseCode.SUCCESS
+_FILTER_SERVERS: Final = "FILTERSRV_CONSUMER"
+_FILTER_SERVER_MESSAGES: Final = 1024  # they judge as many at once, and are near
 _FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 Wanted = TagFilter | SqlFilter | None
@@ -118,8 +120,15 @@ class Puller:
     def _is_near_end(self, header: PullMessage) -> bool:
         """Whether the pull may reach the newest messages. One further behind need not wait."""
         queue = self.store.find_queue(header.topic, header.queue_id)
-        most = min(header.max_msg_nums, self.settings.config.pull_messages)
+        most = min(header.max_msg_nums, self.most(header))
         return queue is None or queue.max_offset - header.queue_offset < most
+
+    def most(self, header: PullMessage) -> int:
+        """How many messages an answer may have."""
+        most = self.settings.config.pull_messages
+        if header.consumer_group == _FILTER_SERVERS:
+            most = max(most, _FILTER_SERVER_MESSAGES)
+        return most
 
     async def _pull_later(self, header: PullMessage, request: Request) -> Answer | None:
         """There is more to queue than the loop may be held up for."""
@@ -364,7 +373,7 @@ class Pull:
     def _select(self) -> Selection:
         """Looks from `_at` for a slice of time, and moves `_at` on if there is nothing."""
         config, header = self._by.settings.config, self._header
-        limits = _limits(header.max_msg_nums, config.pull_messages, config.pull_bytes)
+        limits = _limits(header.max_msg_nums, self._by.most(header), config.pull_bytes)
         found = self._by.store.select(*self.queue, self._at, limits, self._wanted)
         if config.filter_retries and header.topic.startswith(RETRY_PREFIX) and found.records:
             found = self._without_unwanted_retries(found)
