@@ -398,6 +398,18 @@ class RegisterFilterServerResponse(Header):
     broker_id: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterFilterClass(Header):
+    """A consumer's filter in code, to a filter server; the body is its source."""
+
+    CODE: ClassVar = RequestCode.REGISTER_MESSAGE_FILTER_CLASS
+    consumer_group: str
+    topic: str
+    class_name: str
+    class_crc: Annotated[int, Wire("classCRC")]
+    tamis_secret: str | None = None  # ours: what the server asks of those who upload
+
+
 # Of the name server.
 
 
