@@ -23,11 +23,13 @@ class Verdicts:
 
     @property
     def matched(self) -> npt.NDArray[np.bool_]:
-        return self.outcomes == Outcome.TRUE
+        matched: npt.NDArray[np.bool_] = self.outcomes == Outcome.TRUE
+        return matched
 
     @property
     def failed(self) -> npt.NDArray[np.bool_]:
-        return self.outcomes == Outcome.ERROR
+        failed: npt.NDArray[np.bool_] = self.outcomes == Outcome.ERROR
+        return failed
 
     def reason(self, row: int) -> str:
         """Return why a row failed."""
