@@ -2,9 +2,11 @@
 what is done when those fail or are not there."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from broker.asking import until
@@ -143,7 +145,7 @@ def test_a_subscription_has_one_filter() -> None:
     push = compat.PushConsumer("Group")
     push.set_name_server_address("127.0.0.1:1")
     push.subscribe("Orders", print, "A", code=EVEN)
-    with pytest.raises(compat.PushConsumerStartFailed, match="one of them"):
+    with pytest.raises(compat.ConsumerException, match="one of them"):
         push.start()
 
 
@@ -298,7 +300,7 @@ async def test_another_server_takes_over_and_nothing_is_lost_or_doubled(
             assert status.failovers > 0
             assert not status.is_here
         lines = [one for one in caplog.messages if f"filter server {bad.address}" in one]
-        assert 0 < len(lines) < 12, lines  # what changes, not each pull
+        assert 0 < len(lines) < 4, lines  # what changes, not each pull
 
 
 @in_loop
@@ -575,8 +577,7 @@ async def test_a_message_the_filter_fails_on_is_treated_by_policy(
         await cluster.wait_for_offsets(group, topic, 3 if policy == "hold" else 8)
     assert len([one for one in caplog.messages if "failed on 1 message here" in one]) == 1
     if policy == "dead-letter":
-        [dead] = await cluster.read(dead_letter_topic(group), 1)
-        assert (dead.text, dead.topic) == ("3", topic)
+        assert texts(await cluster.read(dead_letter_topic(group), 1)) == ["3"]
 
 
 @in_loop
@@ -689,3 +690,95 @@ async def test_a_conflict_at_a_filter_server_is_told(
         strict.subscribe(topic, code=EVEN)
         with pytest.raises(CodeError, match="holds class Even"):
             await strict.start()
+
+
+# Real filter servers, each a process
+
+SERVER = """
+import asyncio, sys
+from tamis.code import load
+from tamis.filterserver.config import FilterServerConfig
+from tamis.filterserver.server import FilterServer
+
+async def main():
+    config = FilterServerConfig(broker=sys.argv[1], uploads=True, conflict_seconds=60.0)
+    server = FilterServer(config, make_judge=load)  # the sandbox has tests of its own
+    await server.start()
+    print(server.address, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await server.close()
+
+asyncio.run(main())
+"""
+
+
+class ServerProcess:
+    """A filter server; `with` ends it, if it was not killed before."""
+
+    def __init__(self, broker: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, broker],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, "it did not start"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate("", timeout=20)
+
+
+@in_loop
+async def test_nothing_is_lost_or_doubled_when_a_filter_server_is_killed(served: Cluster) -> None:
+    count, group, seen = 20_000, served.name("Group"), Seen()
+    with ServerProcess(served.broker) as first, ServerProcess(served.broker) as second:
+        topic = await served.create_topic("Orders")
+        await named(served, topic, first.address, second.address)
+        await fill_numbers(served, topic, count)
+        consumer = served.push(group, seen, code_when_unavailable="wait", **SOON)
+        consumer.subscribe(topic, code=EVEN_BATCH)
+        async with consumer:
+            await until(lambda: len(seen.messages) > 2000, lambda: len(seen.messages))
+            consumer.pause()  # so that there is a middle, however fast this machine is
+            second.kill()
+            assert len(seen.messages) < count // 2
+            consumer.resume()
+            await until(lambda: len(seen.messages) >= count // 2, lambda: len(seen.messages), 40)
+            status = consumer.code_status[topic]
+            assert [one.has_class for one in status.servers if one.address == first.address]
+            assert status.seen == 0
+        assert sorted(map(int, seen.texts)) == [*range(0, count, 2)]
+        await served.wait_for_offsets(group, topic, *[count // 4] * 4)
+
+
+@in_loop
+async def test_a_real_filter_server_has_the_words_that_are_looked_for(
+    served: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A conflict, and a class that is not there: only its remarks tell them."""
+    with ServerProcess(served.broker) as server:
+        topic, group = await served.create_topic("Orders"), served.name("Group")
+        await named(served, topic, server.address)
+        seen = Seen()
+        first = served.push(group, seen, **SOON)
+        first.subscribe(topic, code=("Even", EVEN.text))
+        second = served.push(group, seen, **SOON)
+        second.subscribe(topic, code=("Even", OTHER_EVEN.text))
+        async with first:
+            async with second:  # which replaces the class of the first
+                await served.fill(topic, *numbers(20))
+                await seen.until(*numbers(0, 20, 2))
+                third = served.push(group, seen, strict_subscriptions=True)
+                third.subscribe(topic, code=("Even", EVEN.text))
+                with pytest.raises((CodeError, SubscriptionMismatch), match="crc|CRC"):
+                    await third.start()
+                assert not first.code_status[topic].is_here

@@ -88,7 +88,7 @@ class _Upload:
     is_conflict: bool = False  # it was taken, but another member's class is in force
     refusals: int = 0
     rests_until: float = 0.0
-    told: str = ""  # the last line in the log about it
+    told: str = ""  # the trouble with it that is in the log
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -136,7 +136,8 @@ class CodeFilters:
         self._on_error = on_error
         self._now = now
         self._wanted: dict[str, _Wanted] = {}
-        self._faults = Faults(now)
+        self._faults = Faults(now)  # servers that answered with errors
+        self._down = Faults(now)  # servers that did not answer
         self._direct = Puller(session, group, config, posts=True)  # past the filter servers
         self._send_back = SendBack(session, group, max(config.max_reconsume_times, 0))
         self._changed = asyncio.Event()
@@ -185,8 +186,10 @@ class CodeFilters:
                     await self._load(one)
 
     def close(self) -> None:
-        for topic in list(self._wanted):
-            self.remove(topic)
+        """Unload what was loaded into this process."""
+        for one in self._wanted.values():
+            if one.local is not None:
+                one.local.close()
 
     def kick(self) -> None:
         """There was a heartbeat, or something has changed: look whether a server lacks a class."""
@@ -276,10 +279,14 @@ class CodeFilters:
         return upload.peer is self._session.known_peer(address)  # another may be a new process
 
     def _ready(self, one: _Wanted, servers: Iterable[str]) -> list[str]:
-        """Those that have the class: in random order, those that failed lately at the end."""
+        """Those that have the class: in random order, those that failed lately at the end. One that
+        did not answer is left out for a while if there is a better way."""
         found = [address for address in servers if self._has_class(one, address)]
+        if one.when_unavailable == "filter-here":
+            found = [address for address in found if not self._down.is_avoided(address)]
         random.shuffle(found)
-        return sorted(found, key=self._faults.is_avoided)
+        found.sort(key=self._faults.is_avoided)
+        return sorted(found, key=self._down.is_avoided)
 
     async def _upload(self, one: _Wanted) -> None:
         """To all servers of the topic that do not have it."""
@@ -319,13 +326,14 @@ class CodeFilters:
             if answer.code == ResponseCode.SUCCESS:
                 upload.peer, upload.refusals = peer, 0
                 upload.is_conflict = _CONFLICT in upload.said
-                self._faults.note(address, 0.0)
                 if upload.is_conflict:
                     upload.rests_until = self._now() + _REFUSED
                     self._tell(one, address, upload, f"filters by another: {upload.said}")
                 else:
-                    said = f"has it{': ' if upload.said else ''}{upload.said}"
-                    self._tell(one, address, upload, said, logging.INFO)
+                    log.info(
+                        "group %s, topic %s, code %s: uploaded to filter server %s",
+                        *(self._group, one.topic, one.name, address),
+                    )
                 return
             pause = min(_REFUSED * 2**upload.refusals, _LONGEST_REFUSED)
             upload.refusals += 1
@@ -340,14 +348,11 @@ class CodeFilters:
             if upload.is_conflict and self._config.strict_subscriptions:
                 raise CodeError(one.name, f"the filter server at {address} says: {upload.said}")
 
-    def _tell(
-        self, one: _Wanted, address: str, upload: _Upload, what: str, level: int = logging.WARNING
-    ) -> None:
-        """In the log, once until it changes."""
+    def _tell(self, one: _Wanted, address: str, upload: _Upload, what: str) -> None:
+        """In the log, once until it changes or the server has answered a pull."""
         if upload.told != what:
             upload.told = what
-            log.log(
-                level,
+            log.warning(
                 "group %s, topic %s, code %s: filter server %s %s",
                 *(self._group, one.topic, one.name, address, what),
             )
@@ -386,11 +391,13 @@ class CodeFilters:
                 if error.code not in _BUSY:
                     refusal = error
                 self._note_failure(one, address, error)
+                self._faults.note_failure(address)
             except (ConnectionError, TimeoutError) as error:
                 self._note_failure(one, address, error)
+                self._down.note_failure(address)
             else:
                 one.pulls += 1
-                self._note_served(one, queue.broker_name)
+                self._note_served(one, queue.broker_name, address)
                 if " " in pulled.remark:  # not just the name of a status
                     self._tell_failure(one, f"filter server {address}: {pulled.remark}")
                 return pulled
@@ -431,14 +438,24 @@ class CodeFilters:
 
     def _note_failure(self, one: _Wanted, address: str, error: Exception) -> None:
         one.failovers += 1
-        self._faults.note_failure(address)
         upload = one.uploads.get(address)
         if upload is not None:
             upload.said = str(error) or "no answer"
+            if isinstance(error, TimeoutError):  # is it there at all? An upload finds out
+                upload.peer, upload.rests_until = None, self._now() + _LOOK_AGAIN
             self._tell(one, address, upload, f"failed: {upload.said}")
         self.kick()
 
-    def _note_served(self, one: _Wanted, broker: str) -> None:
+    def _note_served(self, one: _Wanted, broker: str, address: str) -> None:
+        self._faults.note(address, 0.0)
+        self._down.note(address, 0.0)
+        upload = one.uploads.get(address)
+        if upload is not None and upload.told and not upload.is_conflict:
+            upload.told = upload.said = ""
+            log.info(
+                "group %s, topic %s, code %s: filter server %s answers again",
+                *(self._group, one.topic, one.name, address),
+            )
         if one.missing.pop(broker, None) is not None:
             log.warning(
                 "group %s, topic %s, code %s: filtered by filter servers of %s again",
