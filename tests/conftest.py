@@ -24,6 +24,7 @@ settings.load_profile("tamis")
 IS_REQUIRED = os.environ.get("TAMIS_INTEROP") == "required"
 LONGEST = (
     "test_cluster",
+    "test_code_filters",
     "test_cpp_client",
     "test_filter_engine",
     "test_js_client",

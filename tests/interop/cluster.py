@@ -350,9 +350,14 @@ GET_ROUTE = 105
 
 
 def _ask(address: str, code: int) -> int | None:
-    """The code answered to a request by hand (the code under test has no part in it), about a topic
-    that every broker has; None while nobody listens."""
-    fields = {"topic": "SELF_TEST_TOPIC"}
+    """The code answered about a topic that every broker has; None while nobody listens."""
+    answer = ask(address, code, {"topic": "SELF_TEST_TOPIC"})
+    return None if answer is None else answer[0]
+
+
+def ask(address: str, code: int, fields: dict[str, str]) -> tuple[int, bytes] | None:
+    """The code and the body answered to a request by hand (the code under test has no part in it);
+    None while nobody listens."""
     header = json.dumps(
         {"code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": 399}
         | {"extFields": fields, "serializeTypeCurrentRPC": "JSON"}
@@ -362,8 +367,9 @@ def _ask(address: str, code: int) -> int | None:
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             connection.sendall(struct.pack(">ii", 4 + len(header), len(header)) + header)
             with connection.makefile("rb") as answer:
-                _, length = struct.unpack(">ii", answer.read(8))
-                return int(json.loads(answer.read(length))["code"])
+                size, length = struct.unpack(">ii", answer.read(8))
+                code = int(json.loads(answer.read(length))["code"])
+                return code, answer.read(size - 4 - length)
     except (OSError, struct.error):
         return None
 

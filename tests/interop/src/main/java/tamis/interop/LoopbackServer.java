@@ -1,11 +1,5 @@
 package tamis.interop;
 
-import io.netty.bootstrap.ServerBootstrap;
-import java.io.IOException;
-import java.lang.reflect.Field;
-import java.net.InetAddress;
-import java.net.InetSocketAddress;
-import java.net.SocketAddress;
 import java.util.Arrays;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.broker.BrokerStartup;
@@ -36,9 +30,7 @@ public final class LoopbackServer {
             default:
                 throw new IllegalArgumentException("unknown server: " + args[0]);
         }
-        Thread watch = new Thread(LoopbackServer::exitWithInput, "watch-stdin");
-        watch.setDaemon(true);
-        watch.start();
+        Loopback.exitWithInput();
     }
 
     private static void startNameServer(String[] args) throws Exception {
@@ -47,7 +39,7 @@ public final class LoopbackServer {
             @Override
             public boolean initialize() {
                 boolean done = super.initialize();
-                set(get(this, NamesrvController.class, "remotingServer"), "serverBootstrap", new LoopbackBootstrap());
+                Loopback.confine(Loopback.get(this, NamesrvController.class, "remotingServer"));
                 return done;
             }
         });
@@ -56,53 +48,12 @@ public final class LoopbackServer {
     private static void startBroker(String[] args) {
         BrokerController broker = BrokerStartup.createBrokerController(args);
         for (String server : new String[] {"remotingServer", "fastRemotingServer"}) {
-            set(get(broker, BrokerController.class, server), "serverBootstrap", new LoopbackBootstrap());
+            Loopback.confine(Loopback.get(broker, BrokerController.class, server));
         }
         Object replication = ((DefaultMessageStore) broker.getMessageStore()).getHaService();
-        Object acceptor = get(replication, replication.getClass(), "acceptSocketService");
-        set(acceptor, "socketAddressListen", loopback(broker.getMessageStoreConfig().getHaListenPort()));
+        Object acceptor = Loopback.get(replication, replication.getClass(), "acceptSocketService");
+        int port = broker.getMessageStoreConfig().getHaListenPort();
+        Loopback.set(acceptor, "socketAddressListen", Loopback.address(port));
         BrokerStartup.start(broker);
-    }
-
-    private static final class LoopbackBootstrap extends ServerBootstrap {
-        @Override
-        public ServerBootstrap localAddress(SocketAddress any) {
-            return super.localAddress(loopback(((InetSocketAddress) any).getPort()));
-        }
-    }
-
-    private static InetSocketAddress loopback(int port) {
-        return new InetSocketAddress(InetAddress.getLoopbackAddress(), port);
-    }
-
-    private static Object get(Object owner, Class<?> type, String name) {
-        try {
-            Field field = type.getDeclaredField(name);
-            field.setAccessible(true);
-            return field.get(owner);
-        } catch (ReflectiveOperationException e) {
-            throw new IllegalStateException(e);
-        }
-    }
-
-    private static void set(Object owner, String name, Object value) {
-        try {
-            Field field = owner.getClass().getDeclaredField(name);
-            field.setAccessible(true);
-            field.set(owner, value);
-        } catch (ReflectiveOperationException e) {
-            throw new IllegalStateException(e);
-        }
-    }
-
-    private static void exitWithInput() {
-        try {
-            while (System.in.read() >= 0) {
-                continue;
-            }
-        } catch (IOException e) {
-            // As good as the end.
-        }
-        System.exit(0);
     }
 }

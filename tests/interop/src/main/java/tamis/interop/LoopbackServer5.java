@@ -2,8 +2,6 @@ package tamis.interop;
 
 import java.io.IOException;
 import java.lang.reflect.Field;
-import java.net.InetAddress;
-import java.net.InetSocketAddress;
 import java.util.Arrays;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.broker.BrokerStartup;
@@ -32,9 +30,7 @@ public final class LoopbackServer5 {
             default:
                 throw new IllegalArgumentException("unknown server: " + args[0]);
         }
-        Thread watch = new Thread(LoopbackServer5::exitWithInput, "watch-stdin");
-        watch.setDaemon(true);
-        watch.start();
+        Loopback.exitWithInput();
     }
 
     private static void startBroker(String[] args) throws ReflectiveOperationException {
@@ -53,21 +49,10 @@ public final class LoopbackServer5 {
             try {
                 Field address = AcceptSocketService.class.getDeclaredField("socketAddressListen");
                 address.setAccessible(true);
-                address.set(acceptSocketService, new InetSocketAddress(InetAddress.getLoopbackAddress(), port));
+                address.set(acceptSocketService, Loopback.address(port));
             } catch (ReflectiveOperationException e) {
                 throw new IllegalStateException(e);
             }
         }
-    }
-
-    private static void exitWithInput() {
-        try {
-            while (System.in.read() >= 0) {
-                continue;
-            }
-        } catch (IOException e) {
-            // As good as the end.
-        }
-        System.exit(0);
     }
 }
