@@ -14,25 +14,21 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from ..errors import CodeError, Error, ResponseError
-from ..filter.tags import ALL
 from ..net.aio import Peer
 from ..wire.bodies import MessageQueue, Subscription
 from ..wire.codes import ResponseCode
 from ..wire.headers import RegisterFilterClass
+from .backoff import pause_before
 from .codesource import CodeSource
 from .config import ConsumerConfig
 from .faults import Faults
 from .fetching import Pulled, Puller
-from .received import decode_one
+from .localpulls import LocalPulls
 from .routes import MASTER
-from .sendback import SendBack
 from .session import Session, request_of
-
-if TYPE_CHECKING:
-    from .judging import Judged, LocalFilter
 
 __all__ = ["CodeFilters", "CodeServer", "CodeStatus"]
 
@@ -43,8 +39,6 @@ _UPLOAD_TIMEOUT: Final = 10.0  # seconds; a server may have to start its sandbox
 _LOOK_AGAIN: Final = 5.0  # seconds between looks for filter servers while some are missing
 _REFUSED: Final = 30.0  # seconds until a class that was refused is sent again; then twice as many
 _LONGEST_REFUSED: Final = 600.0
-_AHEAD: Final = 16  # pulls of a queue at once when filtering here: larger batches are judged faster
-_HELD: Final = 30.0  # seconds at most between attempts at a message that is held back
 _SAID_AGAIN: Final = 60.0  # seconds between lines in the log about messages that failed
 _BUSY: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 # In the remark to a pull of a group that has no class there: Apache's words, and ours.
@@ -100,17 +94,11 @@ class _Wanted:
     source: CodeSource
     when_unavailable: Literal["filter-here", "wait", "fail"]
     is_always_here: bool
+    here: LocalPulls
     uploads: dict[str, _Upload] = field(default_factory=dict)  # by address
-    local: "LocalFilter | None" = None
-    local_error: CodeError | None = None
     missing: dict[str, float] = field(default_factory=dict)  # broker names, and since when
-    ends: dict[MessageQueue, int] = field(default_factory=dict)  # of queues filtered here
-    holds: dict[MessageQueue, tuple[int, int]] = field(default_factory=dict)  # offset, attempts
     pulls: int = 0
     failovers: int = 0
-    seen: int = 0
-    matched: int = 0
-    failed: int = 0
     last_failure: str = ""
     failures_said: float = 0.0
 
@@ -138,8 +126,6 @@ class CodeFilters:
         self._wanted: dict[str, _Wanted] = {}
         self._faults = Faults(now)  # servers that answered with errors
         self._down = Faults(now)  # servers that did not answer
-        self._direct = Puller(session, group, config, posts=True)  # past the filter servers
-        self._send_back = SendBack(session, group, max(config.max_reconsume_times, 0))
         self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -156,7 +142,12 @@ class CodeFilters:
         if known is not None and known.source == source and known.is_always_here == always_here:
             return
         self.remove(topic)
-        self._wanted[topic] = _Wanted(topic, source, policy, always_here)
+
+        def tell(what: str) -> None:
+            self._tell_failure(one, what)
+
+        here = LocalPulls(self._session, self._group, self._config, topic, source.code, tell)
+        one = self._wanted[topic] = _Wanted(topic, source, policy, always_here, here)
         self._keep()
 
     def assign(self, topics: Iterable[str], source: CodeSource | None) -> None:
@@ -169,8 +160,8 @@ class CodeFilters:
 
     def remove(self, topic: str) -> None:
         known = self._wanted.pop(topic, None)
-        if known is not None and known.local is not None:
-            known.local.close()
+        if known is not None:
+            known.here.close()
 
     async def start(self) -> None:
         """Upload, and find out whether it can be done as is wanted. Raises CodeError."""
@@ -179,17 +170,17 @@ class CodeFilters:
             if not one.is_always_here:
                 await self._upload(one)
                 self._check_conflicts(one)
-            if one.is_always_here or self._is_missing(one):
-                if one.when_unavailable == "fail" and not one.is_always_here:
-                    raise self._unavailable(one)
-                if one.is_always_here or one.when_unavailable == "filter-here":
-                    await self._load(one)
+                if not self._is_missing(one) or self._session.routes.known(one.topic) is None:
+                    continue  # all is well, or the topic is waited for
+            if one.is_always_here or one.when_unavailable == "filter-here":
+                await one.here.load()
+            elif one.when_unavailable == "fail":
+                raise self._unavailable(one)
 
     def close(self) -> None:
         """Unload what was loaded into this process."""
         for one in self._wanted.values():
-            if one.local is not None:
-                one.local.close()
+            one.here.close()
 
     def kick(self) -> None:
         """There was a heartbeat, or something has changed: look whether a server lacks a class."""
@@ -213,12 +204,12 @@ class CodeFilters:
             code=one.name,
             crc=one.source.crc,
             servers=servers,
-            is_here=one.is_always_here or (bool(one.missing) and one.local is not None),
+            is_here=one.is_always_here or (bool(one.missing) and one.here.is_loaded),
             pulls=one.pulls,
             failovers=one.failovers,
-            seen=one.seen,
-            matched=one.matched,
-            failed=one.failed,
+            seen=one.here.seen,
+            matched=one.here.matched,
+            failed=one.here.failed,
             last_failure=one.last_failure,
         )
 
@@ -293,6 +284,8 @@ class CodeFilters:
         servers = self._servers(one.topic)
         for address in one.uploads.keys() - set(servers):
             del one.uploads[address]
+            self._faults.note(address, 0.0)
+            self._down.note(address, 0.0)
         await asyncio.gather(*(self._upload_to(address, one) for address in servers))
 
     async def _upload_to(self, address: str, one: _Wanted) -> None:
@@ -335,7 +328,7 @@ class CodeFilters:
                         *(self._group, one.topic, one.name, address),
                     )
                 return
-            pause = min(_REFUSED * 2**upload.refusals, _LONGEST_REFUSED)
+            pause = pause_before(upload.refusals, _REFUSED, _LONGEST_REFUSED)
             upload.refusals += 1
             upload.rests_until = self._now() + pause
             upload.said = upload.said or f"refused with code {answer.code}"
@@ -373,7 +366,7 @@ class CodeFilters:
         if one is None:  # unsubscribed just now
             raise Error(f"topic {queue.topic} has no filter in code any more")
         if one.is_always_here:
-            return await self._pull_here(one, queue, offset, most)
+            return await one.here.pull(queue, offset, most)
         servers = await self._servers_of(puller, queue)
         ready = self._ready(one, servers)
         if not ready and (new := [at for at in servers if self._is_new(one, at)]):
@@ -429,7 +422,7 @@ class CodeFilters:
             if not _NOT_REGISTERED.search(error.remark):
                 raise
             # it forgot the class, because nobody used it for long: it is told again, once
-            upload = one.uploads[address]
+            upload = one.uploads.setdefault(address, _Upload())
             upload.peer, upload.rests_until = None, 0.0
             await self._upload_to(address, one)
             if not self._has_class(one, address):
@@ -485,121 +478,11 @@ class CodeFilters:
             log.warning("group %s: %s; %s", self._group, self._unavailable(one, broker), then)
             self.kick()
         if is_here:
-            return await self._pull_here(one, queue, offset, most)
+            return await one.here.pull(queue, offset, most)
         error = self._unavailable(one, broker)
         if policy == "fail" and self._now() - one.missing[broker] >= self._config.route_interval:
             self._on_error(error)  # the route has had the time to name others
         raise error
-
-    async def _load(self, one: _Wanted) -> "LocalFilter":
-        from ..code import Context
-        from .judging import LocalFilter
-
-        if one.local_error is not None:
-            raise one.local_error
-        if one.local is None:
-            context = Context(self._group, one.topic)
-            local = LocalFilter(one.source.code, context, self._config.max_body_size)
-            one.local = local
-            try:
-                await local.load()
-            except CodeError as error:
-                local.close()
-                one.local, one.local_error = None, error
-                raise
-        return one.local
-
-    async def _pull_here(
-        self, one: _Wanted, queue: MessageQueue, offset: int, most: int | None
-    ) -> Pulled:
-        local = await self._load(one)
-        pulled = await self._pull_all(one, queue, offset, most)
-        one.ends[queue] = pulled.max_offset
-        if not pulled.body:
-            return pulled
-        judged = await local.judge(queue, pulled.body)
-        one.seen += judged.seen
-        one.matched += len(judged.records)
-        one.failed += len(judged.failures)
-        await self._settle_failures(one, queue, pulled, judged)
-        records = [record for _, record in judged.records]
-        pulled.body = b"".join((*records, judged.rest))
-        pulled.count = len(records) + bool(judged.rest)
-        return pulled
-
-    async def _pull_all(
-        self, one: _Wanted, queue: MessageQueue, offset: int, most: int | None
-    ) -> Pulled:
-        """From the broker: several pulls at once where it is known that there is as much."""
-        everything = Subscription(topic=queue.topic, expression=ALL, expression_type="TAG")
-        size = self._config.pull_size
-        count = min((one.ends.get(queue, 0) - offset) // size, _AHEAD) if most is None else 0
-        pulls = self._direct.pull_ahead(queue, offset, everything, count) if count > 1 else []
-        if not pulls:
-            return await self._direct.pull(queue, offset, everything, most)
-        try:
-            first = await pulls[0]
-            parts = [first.body]
-            for pull in pulls[1:]:
-                following = await pull
-                if following.offset != first.next_offset or not following.body:
-                    break  # the one before was not answered in full
-                parts.append(following.body)
-                first.next_offset, first.max_offset = following.next_offset, following.max_offset
-            first.body = b"".join(parts)
-            return first
-        finally:
-            for pull in pulls:
-                if not pull.cancel() and not pull.cancelled():
-                    pull.exception()
-
-    async def _settle_failures(
-        self, one: _Wanted, queue: MessageQueue, pulled: Pulled, judged: "Judged"
-    ) -> None:
-        """By `code_on_error`. Raises CodeError if the queue is held back at its first message."""
-        policy = self._config.code_on_error
-        if not judged.failures:
-            one.holds.pop(queue, None)
-            return
-        first, count = judged.failures[0], len(judged.failures)
-        failed = "1 message" if count == 1 else f"{count} messages"
-        what = f"failed on {failed} here (on_error = {policy}), at {queue}, offset {first.offset}"
-        self._tell_failure(one, f"{what}: {first.reason}")
-        if policy == "pass":
-            passed = [(failure.offset, failure.record) for failure in judged.failures]
-            judged.records = sorted(judged.records + passed)
-            return
-        for failure in judged.failures:
-            if policy == "skip":
-                continue
-            if policy == "dead-letter":
-                message = decode_one(failure.record, queue, 0, self._config.max_body_size)
-                if await self._send_back(message, -1):
-                    continue
-            await self._hold(one, queue, pulled, judged, failure.offset, failure.reason)
-            return
-        one.holds.pop(queue, None)
-
-    async def _hold(
-        self,
-        one: _Wanted,
-        queue: MessageQueue,
-        pulled: Pulled,
-        judged: "Judged",
-        offset: int,
-        reason: str,
-    ) -> None:
-        """Give what comes before that offset; it and what follows is pulled again."""
-        before, attempts = one.holds.get(queue, (offset, 0))
-        attempts = attempts + 1 if before == offset else 1
-        one.holds[queue] = (offset, attempts)
-        if offset <= pulled.offset:
-            await asyncio.sleep(min(2.0 ** (attempts - 1), _HELD) - 1.0)  # and the pull's own pause
-            why = f"{queue}, offset {offset} is held back: {reason}"
-            raise CodeError(one.name, why)
-        judged.records = [kept for kept in judged.records if kept[0] < offset]
-        judged.rest = b""
-        pulled.next_offset = offset
 
     def _tell_failure(self, one: _Wanted, what: str) -> None:
         """In the log, once a minute."""

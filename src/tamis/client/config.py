@@ -1,7 +1,7 @@
 """Settings of producers and consumers. Durations are seconds, sizes are bytes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
@@ -110,7 +110,7 @@ class ConsumerConfig(ClientConfig):
     # setting. Skip it, deliver it, hold its queue back and try again, or send it to the dead
     # letter topic.
     code_on_error: Literal["skip", "pass", "hold", "dead-letter"] = "skip"
-    code_secret: str = ""  # for filter servers that take uploads only with it
+    code_secret: str = field(default="", repr=False)  # that filter servers want with an upload
 
     concurrency: int = 20  # handlers at a time, and threads for those that are no coroutines
     handler_batch: int = 1  # messages a call; a handler is given a list if it is more than one
