@@ -202,3 +202,11 @@ def test_a_class_may_be_a_dataclass_with_postponed_annotations() -> None:
 def test_the_columns_and_types_are_those_of_the_client() -> None:
     assert [*COLUMNS] == [*SCHEMA.names, *EXTRA.names]
     assert [*TYPES] == [*KINDS]
+
+
+def test_who_watches_from_outside_sees_which_row_is_judged() -> None:
+    progress = [9]
+    seeing = loaded("seen = []\n    def match(self, m): self.seen.append(self.progress[0]); 1 / 0")
+    seeing._user.progress = progress
+    seeing.judge(BATCH, progress=progress)
+    assert seeing._user.seen == [0, 1, 2]

@@ -10,7 +10,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from ..errors import CodeError
 from ..filter.logic import Outcome
 from .contract import Context, Needs, needs_of
-from .messages import messages_of
+from .messages import Columns, MessageView
 from .reasons import line_of, shown
 from .source import CodeFilter
 from .verdicts import Verdicts
@@ -96,6 +96,12 @@ def _takes_context(method: Callable[..., object], name: str, is_batch: bool) -> 
     return len(needed) == 2 or (len(positional) > 1 and positional[1].name == "context")
 
 
+class Progress(Protocol):
+    """A list, or memory that others see."""
+
+    def __setitem__(self, index: int, row: int, /) -> None: ...
+
+
 class Loaded:
     """An object of a filter's class, in this process. One caller at a time."""
 
@@ -103,38 +109,47 @@ class Loaded:
         """`context` if its method takes one. `module` is unloaded with it."""
         self.needs = needs
         self._user = user
-        self._rest = () if context is None else (context,)
+        self._context = context
         self._unload = weakref.finalize(self, sys.modules.pop, module, None)
         self._unload.atexit = False
 
-    def judge(self, batch: pa.RecordBatch) -> Verdicts:
+    def judge(self, batch: pa.RecordBatch, *, progress: Progress | None = None) -> Verdicts:
         """Judge a batch, whose memory must stay as it is: a filter may keep a message, or a batch.
 
         What the filter raises is an outcome of the rows concerned, but for KeyboardInterrupt.
+        `progress[0]` is set to the row that `match` is given, for who watches from outside.
         """
         if self.needs.is_declared and tuple(batch.schema.names) != self.needs.names:
             raise ValueError(f"a batch of {batch.schema.names}, not {[*self.needs.names]}")
-        return self._of_batch(batch) if self.needs.is_batch else self._of_messages(batch)
+        if self.needs.is_batch:
+            return self._of_batch(batch)
+        return self._of_messages(batch, [0] if progress is None else progress)
 
     def close(self) -> None:
         self._unload()
 
+    def _method(self, name: str) -> Callable[[Any], Any]:
+        method, context = getattr(self._user, name), self._context
+        return method if context is None else lambda subject: method(subject, context)
+
     def _of_batch(self, batch: pa.RecordBatch) -> Verdicts:
         try:
-            return Verdicts(_outcomes(self._user.match_batch(batch, *self._rest), batch.num_rows))
+            mask = self._method("match_batch")(batch)
+            return Verdicts(_outcomes(mask, batch.num_rows))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             outcomes = np.full(batch.num_rows, _ERROR, np.uint8)
             return Verdicts(outcomes, {0: line_of(error)} if batch.num_rows else {})
 
-    def _of_messages(self, batch: pa.RecordBatch) -> Verdicts:
+    def _of_messages(self, batch: pa.RecordBatch, progress: Progress) -> Verdicts:
         outcomes = bytearray(batch.num_rows)
         errors: dict[int, str] = {}
-        match, rest = self._user.match, self._rest
-        for row, message in enumerate(messages_of(batch, self.needs)):
+        match, columns = self._method("match"), Columns(batch, self.needs)
+        for row in range(batch.num_rows):
+            progress[0] = row
             try:
-                answer = match(message, *rest)
+                answer = match(MessageView(columns, row))
                 if answer is True:
                     outcomes[row] = _TRUE
                 elif answer is not False:
