@@ -100,6 +100,7 @@ def tamis(directory: Path, flush: str, settings: dict[str, str]) -> Iterator[str
     command = [str(Path(sys.executable).with_name("tamis")), "up"]
     command += ["--data", str(directory / "store"), "--flush", flush]
     command += ["--port", str(port), "--nameserver-port", str(nameserver)]
+    command += ["--filter-servers", "0"]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
     said, complained = directory / "tamis.out", directory / "tamis.err"

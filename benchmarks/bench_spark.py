@@ -660,7 +660,7 @@ def served(store: Path, log: Path) -> Iterator[str]:
     port, nameserver = kafka.free_ports(2)
     command = [str(Path(sys.executable).with_name("tamis")), "up", "--data", str(store)]
     command += ["--port", str(port), "--nameserver-port", str(nameserver), "--metrics-port", "-1"]
-    command += ["--set", f"maxTransferCountOnMessageInMemory={PULL}"]
+    command += ["--set", f"maxTransferCountOnMessageInMemory={PULL}", "--filter-servers", "0"]
     with log.open("wb") as said:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said

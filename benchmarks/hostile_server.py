@@ -90,7 +90,8 @@ class Server:
         said = self.directory / "out"
         ports = [address.rpartition(":")[2] or "0" for address in (self.broker, self.nameserver)]
         line = [str(Path(sys.executable).with_name("tamis")), "up", "--data", str(self.data)]
-        line += ["--port", ports[0], "--nameserver-port", ports[1], *self._options]
+        line += ["--port", ports[0], "--nameserver-port", ports[1]]
+        line += ["--filter-servers", "0", *self._options]
         with said.open("wb") as out, (self.directory / "err").open("ab") as err:
             self._process = subprocess.Popen(
                 [*self._limited, *line], stdin=subprocess.DEVNULL, stdout=out, stderr=err

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "broker": {"errors", "message", "wire", "filter", "store", "net"},
     "code": {"errors", "message", "wire", "filter"},
     "client": {"errors", "message", "wire", "net", "filter", "code"},
-    "sandbox": {"errors", "code"},
+    "sandbox": {"errors", "filter", "code"},  # of filter, what an outcome is
     "filterserver": {
         *("errors", "message", "wire", "net", "client", "filter", "code", "sandbox"),
     },
@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "pipeline": {"errors", "filter", "spark", "code", "sandbox"},
     "testing": ALL_BUT_CLI,
     "cli": ALL_BUT_CLI | {"testing"},
+    "__main__": {"cli"},
 }
 
 COLUMNAR = (

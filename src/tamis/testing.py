@@ -24,6 +24,9 @@ __all__ = ["Crash", "LocalBroker", "LocalCluster", "LocalNameServer", "LossyFile
 T = TypeVar("T")
 
 
+_DEFAULTS = {"port": "0", "flush": "async", "filter_server_options": "--uploads=loopback"}
+
+
 class _Local:
     """Servers in a thread of this process, from `with` (or `async with`) to its end."""
 
@@ -79,8 +82,9 @@ class LocalBroker(_Local):
     Settings are those of `BrokerConfig`, under its names or RocketMQ's (`flush="sync"`,
     `enablePropertyFilter=True`), and with their units; but `flush` is async unless it is given, for
     a test's messages need not outlive a power cut. `broker` is its address, `metrics` where its
-    metrics are if `metrics_port` is given. It can be stopped and started again within the `with`;
-    it keeps its port and its data.
+    metrics are if `metrics_port` is given; with `filter_servers` it starts as many, which take
+    uploads from this machine. It can be stopped and started again within the `with`; it keeps its
+    port and its data.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class LocalBroker(_Local):
         self._given = store
         # any text is read as the broker's own tools would
         texts = {n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in settings.items()}
-        self._settings = BrokerConfig.from_text({"port": "0", "flush": "async", **texts})
+        self._settings = BrokerConfig.from_text({**_DEFAULTS, **texts})
         self._running: tuple[Broker, Exporter | None] | None = None
 
     def _start(self, stack: ExitStack) -> None:

@@ -35,6 +35,7 @@ class Child:
         line = [str(Path(sys.executable).with_name("tamis")), "up"]
         line += ["--data", str(self.directory / "data"), "--port", self._ports[0]]
         line += ["--nameserver-port", self._ports[1], "--metrics-port", self._ports[2]]
+        line += ["--filter-servers", "0"]
         with said.open("wb") as out, (self.directory / "err").open("ab") as err:
             self._process = subprocess.Popen(
                 [*line, *self._options], stdin=subprocess.DEVNULL, stdout=out, stderr=err

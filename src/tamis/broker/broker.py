@@ -9,7 +9,7 @@ import contextlib
 import ipaddress
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -25,7 +25,7 @@ from ..net.tasks import Tasks
 from ..store.dispatch import parse_delay_levels
 from ..store.store import Store
 from ..wire.bodies import TopicConfig
-from . import dispatch
+from . import dispatch, supervisor
 from ._sends import Sends
 from .config import BrokerConfig, Settings
 from .delay import Delays
@@ -46,6 +46,7 @@ from .quotas import Quotas
 from .registration import Registrar
 from .saving import Saver
 from .stats import Stats
+from .supervisor import FilterServerProcesses
 from .topics import Topics
 from .transactions import Transactions
 from .verdicts import Verdicts
@@ -74,10 +75,13 @@ class Broker:
         config: BrokerConfig,
         data: Path | str,
         *,
+        filter_arguments: Sequence[str] = (),
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`filter_arguments`: more of them for the filter servers that it starts."""
         self.settings = Settings(config)
+        self._filter_arguments = filter_arguments
         self.data = Path(data)
         self.now = now
         self._clock = clock
@@ -147,6 +151,11 @@ class Broker:
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
         self.holds, self.locks = Holds(self._clock), Locks(self._clock)
         self.filter_servers = FilterServers(self._clock)
+        self.filter_processes = FilterServerProcesses(
+            config.filter_servers,
+            [*supervisor.arguments(config, self.port), *self._filter_arguments],
+            self.background,
+        )
         self.queueing = Queueing(store, self.holds, self._clock)
         sync = config.flush == "sync"
         self.intake = Intake(store, sync=sync, on_stored=self.queueing.stored)
@@ -210,6 +219,7 @@ class Broker:
         self._every(lambda: _SAVE_OFFSETS, self._save_offsets)
         self._every(lambda: _SAVE_FILTERS, self._save_filters)
         self._every(lambda: _CLEAN, self.clean)
+        self.filter_processes.start()
         log.info("broker %s at %s, store %s", config.name, self.address, self.data)
         if not config.nameservers:
             log.warning("no name server is named: clients can't find this broker (nameservers)")
@@ -224,6 +234,7 @@ class Broker:
         self.queueing.on_delayed = self.delays.wake
         self.topics.on_change = self._topic_changed
         self.groups.on_change = lambda: self.saver.soon("groups")
+        self.filter_servers.on_change = self.registrar.changed
         self.consumers.on_change = self.notices.changed
         self.consumers.on_empty = self._group_left
         self.filters.on_change = self._filters_changed
@@ -235,7 +246,11 @@ class Broker:
         """Everything is answered, stored and saved; the next start has nothing to recover. A step
         that fails is logged, and the others are done all the same. Raises StoreError if the store
         can't be closed in good order."""
-        await self._try("leave the name servers", self.registrar.close)
+        self.filter_servers.is_closing = True
+        await asyncio.gather(
+            self._try("leave the name servers", self.registrar.close),
+            self._try("stop the filter servers", self.filter_processes.close),
+        )
         self.server.stop_reading()
         self.holds.answer_all()
         await self._try("store what was taken", self.intake.drain)

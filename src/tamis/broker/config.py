@@ -42,6 +42,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "bloom_groups": (1, 10_000),
     "bloom_error_percent": (1, 99),
     "filter_keep_seconds": (0, 10 * _YEAR),
+    "filter_servers": (0, 64),
     "short_polling_seconds": (0, 3600),
     "pull_messages": (1, 1_000_000),
     "pull_bytes": (1, MAX_FRAME),
@@ -112,6 +113,10 @@ class BrokerConfig:
     bloom_groups: Annotated[int, Switch("expectConsumerNumUseFilter")] = 32
     bloom_error_percent: Annotated[int, Switch("maxErrorRateOfBloomFilter")] = 20
     filter_keep_seconds: Annotated[float, Switch("filterDataCleanTimeSpan", live=True)] = 86_400.0
+
+    # Filter servers beside it.
+    filter_servers: Annotated[int, Switch("filterServerNums")] = 0  # each is a process
+    filter_server_options: Annotated[str, Switch("filterServerOptions")] = ""  # of its command
 
     # Pulls.
     long_polling: Annotated[bool, Switch("longPollingEnable", live=True)] = True

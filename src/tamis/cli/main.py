@@ -17,6 +17,7 @@ from .admin import groups, offsets, topics
 from .client import consume, send
 from .demo import demo
 from .filter import filter_group
+from .filterserver import filterserver
 from .options import is_of_spark
 from .pipeline import pipeline_group
 from .server import broker, nameserver, up
@@ -47,7 +48,7 @@ def completion(shell: str) -> None:
     click.echo(found(tamis, {}, "tamis", "_TAMIS_COMPLETE").source())
 
 
-for server in (up, nameserver, broker):
+for server in (up, nameserver, broker, filterserver):
     tamis.add_command(server)
 tamis.add_command(send)
 tamis.add_command(consume)

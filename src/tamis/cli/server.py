@@ -5,18 +5,11 @@ server takes requests it says so in one line on standard output; logs go to stan
 """
 
 import asyncio
-import contextlib
 import difflib
-import gc
 import json
-import logging
-import os
-import signal
 import socket
-import sys
-import threading
 import tomllib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -26,6 +19,7 @@ import click
 
 from ..errors import ConfigError
 from . import logs
+from .serving import Start, listening, serve, show_address
 
 if TYPE_CHECKING:
     from ..broker.config import BrokerConfig
@@ -33,16 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["broker", "nameserver", "up"]
 
-log = logging.getLogger(__name__)
-
 _DATA: Final = "tamis-data"
-_PATIENCE: Final = 2.0  # seconds of starting, after which something is said
-# Garbage in cycles is mostly young. Looking through all objects stops every thread for a tenth of
-# a second and more where a stranger made a million of them: it is left for rare occasions.
-_GARBAGE: Final = (5_000, 10, 2_000)
-_SWITCH: Final = 0.0005  # seconds that a thread keeps the interpreter while another waits for it
-
-Start = Callable[[AsyncExitStack], Awaitable[str]]
 
 # Options, in the order of the help.
 
@@ -107,17 +92,28 @@ def _common_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @_port("--port", 10911)
 @_port("--nameserver-port", 9876)
 @_metrics_port("0")
+@click.option(
+    "--filter-servers",
+    type=click.IntRange(0, 64),
+    help="Filter servers beside the broker; they take uploads from this machine.  [default: 1]",
+)
 @_bind
 @_advertise
 @_common_options
 def up(nameserver_port: int | None, **options: Any) -> None:
-    """Run a name server and a broker.
+    """Run a name server, a broker and a filter server.
 
     Prints a line when it is ready; ends, with everything saved, on Ctrl-C or SIGTERM.
     """
     given = _Given(options)
     nameserver_config = given.nameserver({"port": nameserver_port, "bind": options["bind"]})
-    config = given.broker({"metrics_port": 0})
+    config = given.broker(
+        {
+            "metrics_port": 0,
+            "filter_servers": 1,
+            "filter_server_options": "--uploads=loopback",
+        }
+    )
     if nameserver_config.data is None:
         nameserver_config = replace(nameserver_config, data=given.data / "nameserver")
     if given.show_config:
@@ -128,7 +124,7 @@ def up(nameserver_port: int | None, **options: Any) -> None:
         address, told = await _start_nameserver(stack, nameserver_config, "--nameserver-port")
         others = f";{config.nameservers}" if config.nameservers else ""
         ours = replace(config, nameservers=address + others)
-        return f"{told}, {await _start_broker(stack, ours, given.data)}"
+        return f"{told}, {await _start_broker(stack, ours, given)}"
 
     given.run(start)
 
@@ -177,7 +173,7 @@ def broker(**options: Any) -> None:
     if given.show_config:
         _show(("broker", config, {"data": str(given.data)}))
         return
-    given.run(lambda stack: _start_broker(stack, config, given.data))
+    given.run(lambda stack: _start_broker(stack, config, given))
 
 
 # Settings.
@@ -247,9 +243,15 @@ class _Given:
         except ConfigError as error:
             raise click.UsageError(f"name server: {error}") from None
 
+    @property
+    def log_arguments(self) -> list[str]:
+        """For a server that logs as this one does."""
+        level, form = self._log
+        return ["--log-level", level, "--log-format", form]
+
     def run(self, start: Start) -> None:
         logs.configure(*self._log)
-        _run(start)
+        serve(start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,29 +399,30 @@ async def _start_nameserver(
     from ..nameserver.server import NameServer
 
     server = NameServer(config)
-    with _listening("name server", config.bind, config.port, option):
+    with listening("name server", config.bind, config.port, option, "--bind"):
         await server.start()
     stack.push_async_callback(server.close)
     host = _EVERYWHERE.get(config.bind, config.bind)
-    return _address(host, server.port), f"name server {server.address}"
+    return show_address(host, server.port), f"name server {server.address}"
 
 
-async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", data: Path) -> str:
+async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", given: _Given) -> str:
     from ..broker.broker import Broker
 
-    server = Broker(config, data)
-    with _listening("broker", config.bind, config.port, "--port"):
+    data = given.data
+    server = Broker(config, data, filter_arguments=given.log_arguments)
+    with listening("broker", config.bind, config.port, "--port", "--bind"):
         await server.start()
     stack.push_async_callback(server.close)
     told = f"broker {server.address} ({config.name}, data {data}, {_promise(config)})"
     if config.metrics_port >= 0:
         from ..broker.metrics import Exporter
 
-        with _listening("metrics", config.bind, config.metrics_port, "--metrics-port"):
+        with listening("metrics", config.bind, config.metrics_port, "--metrics-port", "--bind"):
             exporter = Exporter(server)
         stack.push_async_callback(asyncio.to_thread, exporter.close)  # it waits for a scrape
         host = config.advertise if config.bind in _EVERYWHERE else config.bind
-        told += f", metrics http://{_address(host, exporter.port)}/metrics"
+        told += f", metrics http://{show_address(host, exporter.port)}/metrics"
     return told
 
 
@@ -427,79 +430,3 @@ def _promise(config: "BrokerConfig") -> str:
     if config.flush == "sync":
         return "flush sync: what is acknowledged survives a power cut"
     return f"flush async: a power cut may lose the last {config.flush_interval:g} s"
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-@contextlib.contextmanager
-def _listening(what: str, host: str, port: int, option: str) -> Any:
-    """What is wrong with a port, in one line. Errors of files have a name and pass."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise click.ClickException(
-            f"{what}: can't listen on {_address(host, port)}: {reason} (see {option}, --bind)"
-        ) from None
-
-
-def _run(start: Start) -> None:
-    """Until a signal. The first one stops in good order, a second one ends the process."""
-    from ..net.aio import loop_factory
-
-    _raise_file_limit()
-    slow = threading.Timer(_PATIENCE, _excuse)
-    slow.daemon = True
-    slow.start()
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(start, slow.cancel))
-    finally:
-        slow.cancel()
-
-
-def _excuse() -> None:
-    log.info(
-        "still starting: the first time on a machine some code is compiled, and kept; a store that "
-        "was not closed is looked through"
-    )
-
-
-async def _serve(start: Start, ready: Callable[[], None]) -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def stop_now(name: str) -> None:
-        log.info("stopping: %s", name)
-        stop.set()
-        for number in signals:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-
-    for number in signals:
-        loop.add_signal_handler(number, stop_now, number.name)
-    async with AsyncExitStack() as stack:
-        told = await start(stack)
-        gc.collect()
-        gc.freeze()  # code and tables stay: looking through them holds the loop up for 80 ms
-        gc.set_threshold(*_GARBAGE)
-        # A thread that has waited for the disk must not wait long for the interpreter, too: with
-        # Python's 5 ms a send took 60 ms beside a busy loop (benchmarks/hostile.py, statistics).
-        sys.setswitchinterval(_SWITCH)
-        ready()
-        if not stop.is_set():
-            click.echo(f"tamis: ready: {told}")
-        await stop.wait()
-
-
-def _raise_file_limit() -> None:
-    """A connection costs a descriptor, and so does a file of the store."""
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -34,6 +34,7 @@ from .session import Session
 __all__ = ["Admin"]
 
 _DEFAULTS: Final = ClientConfig()
+_SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 _ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 _PERMISSIONS: Final = {"rw": Perm.READ | Perm.WRITE, "r": Perm.READ, "w": Perm.WRITE}
 _SYSTEM_GROUPS: Final = frozenset(  # of `MixAll`
@@ -94,6 +95,20 @@ class Admin:
         for broker in await self.brokers():
             made.setdefault(broker.cluster, []).append(broker)
         return made
+
+    async def filter_servers(self) -> list[str]:
+        """Addresses of the filter servers that brokers speak of. Routes name them; there is one
+        for each broker's and each cluster's own name, and for the topic of self tests."""
+        found = await self.brokers()
+        topics = {_SELF_TEST_TOPIC}.union(*({one.name, one.cluster} for one in found))
+        addresses = dict[str, None]()
+        for topic in sorted(topics):
+            with suppress(TopicNotFound):
+                answer = await self._session.ask_nameserver(headers.GetRoute(topic=topic))
+                route = beans.decode(bodies.TopicRoute, answer.body)
+                for several in route.filter_servers.values():
+                    addresses |= dict.fromkeys(several)
+        return sorted(addresses)
 
     async def broker_stats(self, broker: str) -> dict[str, str]:
         """By its name, then the master's, or by an address. RocketMQ's names and units; its 4.9

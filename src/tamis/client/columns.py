@@ -40,7 +40,18 @@ from ._walk import (
 )
 from .compression import MAX_BODY_SIZE, decompress
 
-__all__ = ["EXTRA", "KINDS", "SCHEMA", "Chunk", "Placed", "decode", "decode_parts", "schema_of"]
+__all__ = [
+    "EXTRA",
+    "KINDS",
+    "SCHEMA",
+    "Chunk",
+    "Located",
+    "Placed",
+    "decode",
+    "decode_parts",
+    "locate",
+    "schema_of",
+]
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +127,17 @@ class Placed(NamedTuple):
     sizes: Ints
     limits: Ints
     memory: object
+
+
+class Located(NamedTuple):
+    """Where records lie, a number each: in which chunk, from where, how many bytes; their offsets
+    in the queue and in the log."""
+
+    chunks: Ints
+    starts: Ints
+    sizes: Ints
+    offsets: Ints
+    log_offsets: Ints
 
 
 class Spans(NamedTuple):
@@ -225,6 +247,18 @@ def decode_parts(
         yield pa.RecordBatch.from_arrays(part, schema=schema), stop == len(records)
 
 
+def locate(chunks: Sequence[Chunk]) -> Located:
+    """Find the records of all chunks, in the order in which `decode` gives their messages, for
+    those who pass some of them on as they are. Raises CorruptRecord."""
+    records = _Records(chunks)
+    parts = records.parts
+    numbers = parts[Part.CHUNK].copy()
+    starts, ends = records.bounds()
+    return Located(
+        numbers, starts, ends - starts, parts[Part.OFFSET].copy(), parts[Part.LOG_OFFSET].copy()
+    )
+
+
 def _field(name: str) -> pa.Field:
     return SCHEMA.field(name) if name in SCHEMA.names else EXTRA.field(name)
 
@@ -288,6 +322,16 @@ class _Records:
         data = _bytes_at(self._addresses[number], self._sizes[number])
         record.decode(data, at, file=_place(source))
         raise CorruptRecord(_place(source), at, "properties of a negative size")
+
+    def bounds(self) -> tuple[Ints, Ints]:
+        """From where and up to where in their chunks records lie. None may have been left out."""
+        numbers = self.parts[Part.CHUNK]
+        starts = self.parts[Part.AT] - self._addresses[numbers]
+        ends = np.empty_like(starts)
+        ends[:-1] = starts[1:]
+        is_last = np.append(numbers[1:] != numbers[:-1], True)[: len(numbers)]
+        ends[is_last] = self._sizes[numbers[is_last]]
+        return starts, ends
 
     def unreadable(self, row: int, reason: str) -> UnreadableMessage:
         source = self.chunks[self.parts[Part.CHUNK, row]]

@@ -264,6 +264,12 @@ class Peer(asyncio.Protocol):
     def host(self) -> str:
         return self.address[0]
 
+    @property
+    def local_host(self) -> str:
+        """Our own end, as the other one sees it; empty if it has no name."""
+        name = self._transport.get_extra_info("sockname") if self._transport is not None else None
+        return name[0] if name else ""
+
     def close(self) -> None:
         """Once what was written is sent."""
         if self._transport is not None:

@@ -228,10 +228,13 @@ def broker_stats(stats: Stats, header: ViewStats, request: Request) -> Answer:
 
 
 class FilterServers:
-    """Those that have said they are there: by connection, as long as they go on saying so."""
+    """Those that have said they are there: by connection, as long as they go on saying so.
+    `on_change` is told when one comes or goes, so that routes name it soon."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
+        self.on_change: Callable[[], None] = lambda: None
+        self.is_closing = False  # then those that go are not missed
         self._servers: dict[Peer, tuple[str, float]] = {}  # address, when last heard of
 
     def register(self, peer: Peer, address: str) -> None:
@@ -246,12 +249,16 @@ class FilterServers:
         if known is None:
             log.info("filter server %s at %s: registered", address, peer)
         self._servers[peer] = (known[0] if known is not None else address, self._now())
+        if known is None:
+            self.on_change()
 
     def drop(self, peer: Peer) -> None:
         """Its connection is gone."""
         known = self._servers.pop(peer, None)
         if known is not None:
-            log.warning("filter server %s: its connection is gone", known[0])
+            level = logging.INFO if self.is_closing else logging.WARNING
+            log.log(level, "filter server %s: its connection is gone", known[0])
+            self.on_change()
 
     def list(self) -> list[str]:
         """Their addresses. Those that fell silent are dropped, and their connections closed."""

@@ -1,0 +1,5 @@
+"""`python -m tamis`: the command."""
+
+from .cli.main import main
+
+main()

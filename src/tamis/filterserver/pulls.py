@@ -1,0 +1,439 @@
+"""PULL_MESSAGE to a filter server: what is there for the consumer, or what it is told instead.
+
+Codes are RocketMQ's (filter server 4.2): messages that matched, none that matched so far (20), no
+new ones (19), an offset that is not there (21), and for whatever failed 1 with the reason. Unlike
+there, a filter that fails on a message does not block its queue without a word: see `on_error`.
+"""
+
+import asyncio
+import functools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from ..errors import CorruptRecord, Error, ResponseError, SandboxError
+from ..net.aio import Peer
+from ..net.server import Answer, Request
+from ..net.tasks import Tasks
+from ..wire.codes import PullFlag, ResponseCode
+from ..wire.headers import (
+    PullMessage,
+    PullMessageResponse,
+    SendMessageBack,
+    UpdateConsumerOffset,
+)
+from .classes import Classes, FilterClass, Held
+from .config import FilterServerConfig
+from .link import END, BrokerLink, Pulled
+from .reading import Kept, Stream, Streams
+
+if TYPE_CHECKING:
+    from .judging import Judged, Row
+
+__all__ = ["Puller"]
+
+log = logging.getLogger(__name__)
+
+_SCANNING: Final = 64  # classes that are judged with, or queues that are read, at once
+_LONGEST_HOLD: Final = 60.0  # seconds that a pull may wait for messages
+_MOST_COMMITS: Final = 100_000  # queues whose last commit is remembered
+_FIRST_PAUSE: Final = 1.0  # seconds before a held message is judged again; then twice as many
+_LONGEST_PAUSE: Final = 60.0
+_LOG_SECONDS: Final = 10.0  # between lines of one class about messages that failed
+_DEAD_AT_ONCE: Final = 16
+_COMMIT_OFFSET: Final = int(PullFlag.COMMIT_OFFSET)
+_SUSPEND: Final = int(PullFlag.SUSPEND)
+
+
+class _Refused(Exception):
+    """What to tell the consumer."""
+
+
+class _HeldBack(_Refused):
+    """A message that the filter fails on is not passed over."""
+
+
+class Puller:
+    """Answers pulls; `pull_message` is the handler."""
+
+    def __init__(
+        self,
+        config: FilterServerConfig,
+        classes: Classes,
+        streams: Streams,
+        link: BrokerLink,
+        tasks: Tasks,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._classes = classes
+        self._streams = streams
+        self._link = link
+        self._tasks = tasks
+        self._clock = clock
+        self._scanning = asyncio.Semaphore(_SCANNING)
+        self._threads = ThreadPoolExecutor(_SCANNING, "tamis-judge")
+        self._waiting: dict[Peer, set[asyncio.Task[None]]] = {}
+        self._commits: OrderedDict[tuple[str, str, int], int] = OrderedDict()
+        self._logged: OrderedDict[FilterClass, float] = OrderedDict()  # when its failures were
+        self.waiting = 0  # pulls
+        self.unknown = 0  # pulls of groups that have no class here
+
+    def pull_message(self, header: PullMessage, request: Request) -> Answer | None:
+        try:
+            by = self._find(header)
+        except _Refused as error:
+            return Answer(code=ResponseCode.SYSTEM_ERROR, remark=str(error))
+        by.pulled_by(request.peer, self._clock())
+        self._commit(header)
+        if header.queue_offset < 0 or header.queue_id < 0:
+            why = f"there is no queue {header.queue_id} with an offset {header.queue_offset}"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+        stream = self._streams.take(by, header.queue_id, header.queue_offset)
+        if stream.kept:
+            answer = self._found(header, stream)
+            self._streams.put(stream)
+            return answer
+        if self.waiting >= self._config.most_pulls:
+            self._streams.put(stream)
+            why = f"[OVERLOAD]{self.waiting} pulls are waiting already"
+            return Answer(code=ResponseCode.SYSTEM_BUSY, remark=why)
+        self._begin(header, request, stream)
+        return None
+
+    def forget(self, peer: Peer) -> None:
+        """Its connection is gone."""
+        for task in self._waiting.pop(peer, ()):
+            task.cancel()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _find(self, header: PullMessage) -> FilterClass:
+        by = self._classes.get((header.topic, header.consumer_group))
+        if by is None:
+            self.unknown += 1
+            why = (
+                f"group {header.consumer_group}, topic {header.topic}: this filter server has no"
+                " class for them; a member of the group has to upload one"
+            )
+            raise _Refused(why)
+        return by
+
+    def _commit(self, header: PullMessage) -> None:
+        """Pass on how far the group is; RocketMQ's filter server did not. A slave would refuse."""
+        if not header.sys_flag & _COMMIT_OFFSET or self._link.broker_id:
+            return
+        place = (header.consumer_group, header.topic, header.queue_id)
+        if self._commits.get(place) == header.commit_offset:
+            return
+        told = self._link.tell(
+            UpdateConsumerOffset(
+                consumer_group=header.consumer_group,
+                topic=header.topic,
+                queue_id=header.queue_id,
+                commit_offset=header.commit_offset,
+            )
+        )
+        if told:
+            self._commits[place] = header.commit_offset
+            self._commits.move_to_end(place)
+            if len(self._commits) > _MOST_COMMITS:
+                self._commits.popitem(last=False)
+
+    def _begin(self, header: PullMessage, request: Request, stream: Stream) -> None:
+        """Go on in a task; it is not the server's, which reads no more of a connection with too
+        many of them."""
+        peer = request.peer
+        # a task that is cancelled before its first step would not put the stream back
+        pull = _Pull(self, header, request, stream)
+        task = self._tasks.spawn("a pull", pull.run())
+        self.waiting += 1
+        self._waiting.setdefault(peer, set()).add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self.waiting -= 1
+            self._streams.put(pull.stream)
+            tasks = self._waiting.get(peer)
+            if tasks is not None:
+                tasks.discard(task)
+                if not tasks:
+                    del self._waiting[peer]
+
+        task.add_done_callback(ended)
+
+    # Answers.
+
+    def _found(self, header: PullMessage, stream: Stream) -> Answer:
+        records, following = stream.take(max(header.max_msg_nums, 1), self._config.answer_bytes)
+        return self._answer(stream, ResponseCode.SUCCESS, following, b"".join(records))
+
+    def _answer(
+        self, stream: Stream, code: ResponseCode, following: int, body: bytes = b""
+    ) -> Answer:
+        remark = code.name if code != ResponseCode.SUCCESS else "FOUND"
+        if stream.failures:
+            remark, stream.failures = _failed_remark(stream, self._config.on_error), 0
+        response = PullMessageResponse(
+            suggest_which_broker_id=0,
+            next_begin_offset=following,
+            min_offset=stream.min_offset,
+            max_offset=max(stream.max_offset, following if body else 0),
+        )
+        return Answer(response, body, code, remark)
+
+    # Judging.
+
+    async def _judge(self, stream: Stream) -> None:
+        """Judge the next batch of what was read."""
+        by = stream.by
+        held = by.held.get(stream.queue_id)
+        if held is not None and held.offset == stream.position and self._clock() < held.retry_at:
+            raise _HeldBack(self._held_remark(stream, held))
+        answers = await stream.batch(self._config.batch)
+        if not answers:
+            return
+        try:
+            judged = await self._in_thread(by, answers)
+        except CorruptRecord as error:
+            if answers[-1].next_offset - stream.position > 1:
+                stream.isolate(answers)
+                return
+            judged = _damaged(answers[0], error)
+        except BaseException:
+            stream.unread(answers)
+            raise
+        try:
+            await self._settle(stream, answers, judged)
+        except BaseException:
+            if stream.position < answers[-1].next_offset:
+                stream.unread(answers)
+            raise
+
+    async def _in_thread(self, by: FilterClass, answers: list[Pulled]) -> "Judged":
+        from .judging import judge_answers
+
+        work = functools.partial(
+            judge_answers,
+            by.judge,
+            self._link.broker_name,
+            by.topic,
+            [one.body for one in answers],
+        )
+        # a thread that has begun can't be called off, and `judge` has one caller at a time: whoever
+        # holds the lock stays until it is over
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()
+            raise
+
+    async def _settle(self, stream: Stream, answers: list[Pulled], judged: "Judged") -> None:
+        """Do with each message as the filter says, and as `on_error` says where it fails."""
+        by, policy = stream.by, self._config.on_error
+        position = answers[-1].next_offset
+        rows, failed = judged.rows, [row for row in judged.rows if row.reason is not None]
+        held: tuple[Row, str] | None = None
+        if failed and policy == "hold":
+            held = (failed[0], str(failed[0].reason))
+        elif failed and policy == "dead-letter":
+            held = await self._bury(stream, failed)
+        if held is not None:
+            position = held[0].offset
+            rows = [row for row in rows if row.offset < position]
+            failed = [row for row in failed if row.offset <= position]
+        passed = policy == "pass"
+        kept = [Kept(row.offset, row.record) for row in rows if row.reason is None or passed]
+        stream.judged(answers, kept, position)
+        before = by.held.pop(stream.queue_id, None)
+        tries = 0
+        if held is not None:
+            tries = before.tries + 1 if before is not None and before.offset == position else 1
+            pause = min(_FIRST_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE)
+            again = Held(position, held[1], tries, self._clock() + pause)
+            by.hold_back(stream.queue_id, again)
+            log.warning("%s", self._held_remark(stream, again))
+        self._count(stream, judged, position, len(kept), failed if tries <= 1 else [])
+
+    async def _bury(self, stream: Stream, failed: "list[Row]") -> "tuple[Row, str] | None":
+        """Send messages to the group's dead letters. Returns the first that the broker does not
+        take, and why."""
+        by = stream.by
+        for start in range(0, len(failed), _DEAD_AT_ONCE):
+            some = [
+                row
+                for row in failed[start : start + _DEAD_AT_ONCE]
+                if not by.is_dead(stream.queue_id, row.offset)
+            ]
+            results = await asyncio.gather(*(self._send_back(by, row) for row in some))
+            for row, why in zip(some, results, strict=True):
+                if why:
+                    return row, f"{row.reason}; and it can't be sent to the dead letters: {why}"
+                by.note_dead(stream.queue_id, row.offset)
+        return None
+
+    async def _send_back(self, by: FilterClass, row: "Row") -> str:
+        """Returns why not, if not."""
+        if row.log_offset < 0:
+            return "its record is damaged"
+        header = SendMessageBack(
+            offset=row.log_offset,
+            group=by.group,
+            delay_level=-1,  # to the dead letters at once
+            origin_topic=by.topic,
+        )
+        try:
+            await self._link.ask(header)
+        except (Error, TimeoutError) as error:
+            return str(error)
+        return ""
+
+    def _count(
+        self, stream: Stream, judged: "Judged", position: int, kept: int, failed: "list[Row]"
+    ) -> None:
+        by = stream.by
+        tally = by.tally
+        whole = max(position - judged.first_offset, 0)
+        tally.messages += min(judged.messages, whole) if whole else 0
+        tally.matched += kept
+        tally.seconds += judged.seconds
+        if not failed:
+            return
+        tally.failed += len(failed)
+        last = failed[-1]
+        stream.failures += len(failed)
+        stream.failure = tally.last_failure = f"{_place(stream, last.offset)}: {last.reason}"
+        now = self._clock()
+        if now - self._logged.get(by, -_LOG_SECONDS) >= _LOG_SECONDS:
+            log.warning(
+                "class %s fails on %d messages (%d so far), on_error %s: %s",
+                *(by.identity.class_name, len(failed), tally.failed, self._config.on_error),
+                stream.failure,
+            )
+            self._logged[by] = now
+            self._logged.move_to_end(by)
+            if len(self._logged) > self._config.most_classes:
+                self._logged.popitem(last=False)
+
+    def _held_remark(self, stream: Stream, held: Held) -> str:
+        seconds = max(held.retry_at - self._clock(), 0.0)
+        return (
+            f"{_place(stream, held.offset)}: held back, for the filter fails on it: {held.reason};"
+            f" tried {held.tries} time{'s' * (held.tries > 1)}, again in {seconds:.0f} s"
+        )
+
+
+class _Pull:
+    """A pull that could not be answered at once."""
+
+    def __init__(self, by: Puller, header: PullMessage, request: Request, stream: Stream) -> None:
+        self._by = by
+        self._header = header
+        self._request = request
+        self.stream = stream
+
+    async def run(self) -> None:
+        try:
+            answer = await self._answer()
+        except ResponseError as error:
+            answer = self._failure(f"the broker says: {error.remark} (code {int(error.code)})")
+        except _HeldBack as error:
+            answer = self._nothing()
+            if answer.code == ResponseCode.PULL_NOT_FOUND:  # it is next
+                answer = Answer(code=ResponseCode.SYSTEM_ERROR, remark=str(error))
+        except _Refused as error:
+            answer = Answer(code=ResponseCode.SYSTEM_ERROR, remark=str(error))
+        except SandboxError as error:
+            later = f"; again in {error.retry_after:.0f} s" if error.retry_after else ""
+            answer = self._failure(f"the filter is not run: {error}{later}")
+        except (Error, TimeoutError) as error:
+            answer = self._failure(str(error))
+        except Exception as error:  # the edge of a task
+            log.exception("%s", _place(self.stream, self.stream.position))
+            answer = self._failure(f"{type(error).__name__}: {error}")
+        self._request.answer(answer)
+
+    def _failure(self, why: str) -> Answer:
+        remark = f"{_place(self.stream, self.stream.position)}: {why}"
+        return Answer(code=ResponseCode.SYSTEM_ERROR, remark=remark)
+
+    async def _answer(self) -> Answer:
+        by, header = self._by, self._header
+        clock, offset = by._clock, header.queue_offset
+        hold = 0.0
+        if header.sys_flag & _SUSPEND:
+            hold = min(max(header.suspend_timeout_millis / 1000, 0.0), _LONGEST_HOLD)
+        began = clock()
+        while True:
+            self._follow_class()
+            stream = self.stream
+            if stream.kept:
+                return by._found(header, stream)
+            if stream.position > offset and clock() - began >= by._config.scan_seconds:
+                left = began + hold - clock()
+                is_at_end = not stream.has_read and stream.position >= stream.max_offset
+                if not is_at_end or left <= 0:
+                    return self._nothing()
+            async with stream.by.lock, by._scanning:
+                if not stream.by.is_active:
+                    continue
+                pulled = await stream.read()
+                if pulled is None:
+                    await by._judge(stream)
+                    continue
+            if pulled.code == END:
+                left = began + hold - clock()
+                if left <= 0:
+                    return self._nothing()
+                pulled = await stream.read(left)
+                if pulled is None:
+                    continue
+            if stream.position > offset:
+                return self._nothing()  # what is wrong at the end is met again from there
+            code = ResponseCode(pulled.code)
+            return by._answer(stream, code, pulled.next_offset)
+
+    def _nothing(self) -> Answer:
+        """Nothing matched; if anything was looked at, the consumer goes on after it."""
+        position = self.stream.position
+        if position > self._header.queue_offset:
+            return self._by._answer(self.stream, ResponseCode.PULL_RETRY_IMMEDIATELY, position)
+        return self._by._answer(self.stream, ResponseCode.PULL_NOT_FOUND, position)
+
+    def _follow_class(self) -> None:
+        """If another class is in force now, what this one passed over may match."""
+        by = self._by._find(self._header)
+        if by is not self.stream.by:
+            header = self._header
+            self._by._streams.put(self.stream)
+            self.stream = self._by._streams.take(by, header.queue_id, header.queue_offset)
+
+
+def _place(stream: Stream, offset: int) -> str:
+    return (
+        f"group {stream.by.group}, topic {stream.by.topic}, queue {stream.queue_id},"
+        f" offset {offset}"
+    )
+
+
+def _failed_remark(stream: Stream, policy: str) -> str:
+    what = {
+        "skip": "skipped",
+        "pass": "passed on unfiltered",
+        "hold": "held back",
+        "dead-letter": "sent to the dead letters",
+    }[policy]
+    count = "1 message" if stream.failures == 1 else f"{stream.failures} messages"
+    return f"the filter failed on {count}, {what}: {stream.failure}"
+
+
+def _damaged(pulled: Pulled, error: CorruptRecord) -> "Judged":
+    from .judging import Judged, Row
+
+    return Judged(1, pulled.offset, [Row(pulled.offset, -1, pulled.body, str(error))], 0.0)

@@ -1,0 +1,180 @@
+"""A filter server: its parts, what runs beside the requests, and its start and stop.
+
+One event loop owns everything here. Filters are called in threads (`pulls`), and loaded in one.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ..errors import SandboxError
+from ..net.aio import Peer
+from ..net.server import Route, Server, needless_header
+from ..net.tasks import Tasks
+from ..wire.codes import RequestCode
+from ..wire.headers import PullMessage, RegisterFilterClass
+from . import status
+from .classes import Classes, FilterClass
+from .config import FilterServerConfig
+from .link import BrokerLink
+from .pulls import Puller
+from .reading import Streams
+from .registration import Registration
+from .uploads import Uploads
+
+if TYPE_CHECKING:
+    from ..code import CodeFilter, Context, Judge
+    from ..sandbox import Sandbox
+
+__all__ = ["FilterServer"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SWEEP: Final = 5.0  # seconds
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class FilterServer:
+    """From `start` to `close`, once."""
+
+    def __init__(
+        self,
+        config: FilterServerConfig,
+        *,
+        make_judge: "Callable[[CodeFilter, Context], Judge] | None" = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make_judge`: how a source becomes a filter; by default in a sandbox. Called in a
+        thread; raises CodeError or SandboxError."""
+        self.config = config
+        self._make_judge = make_judge
+        self._clock = clock
+        self._sandbox: Sandbox | None = None
+        self._loading = ThreadPoolExecutor(6, "tamis-load")
+        self._warming = threading.Lock()
+        self._is_warm = False
+        self.background = Tasks()
+        self.link = BrokerLink(config.broker)
+        self.registration = Registration(self.link, lambda: self.address, config.register_seconds)
+        self.classes = Classes(config.most_classes, config.conflict_seconds, self._dispose, clock)
+        self.uploads = Uploads(config, self.classes, self._load, clock)
+        self.streams = Streams(self.link, config.read_ahead, clock)
+        self.puller = Puller(config, self.classes, self.streams, self.link, self.background, clock)
+        self.isolation: list[str] = []  # what the sandbox can do here, a line each
+        self.started = time.time()
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it, and what it is known by."""
+        host = self.config.advertise or self.config.host
+        if host in _EVERYWHERE:
+            peer = self.link.connected_peer
+            host = peer.local_host if peer is not None else _EVERYWHERE[host]
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Ready for requests when this returns; registered as soon as the broker is there. Raises
+        OSError (the port)."""
+        self.server = Server({}, on_close=self._peer_closed, tasks=self.background)
+        try:
+            self.port = await self.server.bind(self.config.host, self.config.port)
+            await self.server.serve(
+                {
+                    RequestCode.PULL_MESSAGE: Route(PullMessage, self.puller.pull_message),
+                    RequestCode.REGISTER_MESSAGE_FILTER_CLASS: Route(
+                        RegisterFilterClass, self.uploads.upload
+                    ),
+                    RequestCode.GET_FILTER_SERVER_STATUS: Route(
+                        None, needless_header(lambda request: status.answer(self))
+                    ),
+                }
+            )
+        except BaseException:
+            await self.close()
+            raise
+        self.background.keep("registration", self.registration.run)
+        self.background.keep("unused classes", self._sweep)
+        log.info("filter server at port %d for the broker at %s", self.port, self.config.broker)
+
+    async def close(self) -> None:
+        self.server.stop_reading()
+        if self._sandbox is not None:  # first: whoever waits for a filter need not wait any longer
+            await self._in_thread(self._sandbox.close)
+        await self.server.close()
+        await self.background.close()
+        self.streams.close()
+        await asyncio.gather(*(self._in_thread(one.judge.close) for one in self.classes))
+        await self.link.close()
+        self.puller.close()
+        self._loading.shutdown(wait=False, cancel_futures=True)
+
+    async def probe(self) -> str:
+        """Find out what isolation can be had here, which starts the sandbox. Returns it in one
+        line; if it is required and can't be had, uploads are refused from now on."""
+        try:
+            report = await self._in_thread(lambda: self._find_sandbox().report)
+            self.isolation = [str(report), *report.missing]
+        except SandboxError as error:
+            self.uploads.isolation_failure = error.reason
+            self.isolation = [error.reason]
+            log.warning("uploads are refused: filters can't be isolated here: %s", error.reason)
+        return self.isolation[0]
+
+    # Loading and unloading.
+
+    async def _load(self, class_name: str, text: str, group: str, topic: str) -> "Judge":
+        return await self._in_thread(lambda: self._load_now(class_name, text, group, topic))
+
+    def _load_now(self, class_name: str, text: str, group: str, topic: str) -> "Judge":
+        from . import judging
+
+        with self._warming:
+            if not self._is_warm:
+                self._is_warm = True
+                # not waited for: on a new machine it takes longer than a client waits
+                self._loading.submit(judging.warm_up)
+        make = self._make_judge
+        if make is None:
+            make = self._find_sandbox().cell
+        return make(judging.filter_of(class_name, text), judging.context_of(group, topic))
+
+    def _find_sandbox(self) -> "Sandbox":
+        """In a thread. It is not started by this."""
+        from ..sandbox import Limits, Sandbox
+
+        with self._warming:
+            if self._sandbox is None:
+                limits = self.config.limits or Limits()
+                self._sandbox = Sandbox(limits, self.config.isolation, modules=self.config.modules)
+        return self._sandbox
+
+    def _dispose(self, one: FilterClass) -> None:
+        self.streams.forget(one)
+        self.background.spawn(f"end of class {one.identity.class_name}", self._end(one))
+
+    async def _end(self, one: FilterClass) -> None:
+        async with one.lock:
+            await self._in_thread(one.judge.close)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._loading, work)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEP, self.config.unused_seconds))
+            self.streams.sweep()
+            for one in self.classes.drop_unused(self.config.unused_seconds):
+                log.info(
+                    "class %s of group %s, topic %s: dropped, unused for %g s",
+                    *(one.identity.class_name, one.group, one.topic, self.config.unused_seconds),
+                )
+
+    def _peer_closed(self, peer: Peer) -> None:
+        self.puller.forget(peer)
