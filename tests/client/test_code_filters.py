@@ -709,7 +709,7 @@ class ServerProcess:
     """`tamis filterserver`, with its sandbox; `with` ends it, if it was not killed before."""
 
     def __init__(self, broker: str) -> None:
-        options = "--uploads --isolation best-effort --with-stdin --log-level error".split()
+        options = ["--uploads", "--isolation=best-effort", "--with-stdin", "--log-level=error"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tamis", "filterserver", "--broker", broker, *options],
             stdin=subprocess.PIPE,
