@@ -56,6 +56,7 @@ HEAVY = {
         "broker/_send",
         "client/columns",
         "client/_walk",
+        "client/judging",
         "spark/",
         "testing",
         *COLUMNAR,
@@ -67,6 +68,7 @@ HEAVY = {
         "store/",
         "client/columns",
         "client/compression",
+        "client/judging",
         "client/consumer",  # its type only, as the next
         "client/blocking",
         "spark/",

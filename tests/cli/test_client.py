@@ -329,6 +329,25 @@ def test_some_are_chosen(orders: str, given: list[object], expected: str) -> Non
     assert (done.returncode, done.stdout.decode()) == (0, expected), done
 
 
+def test_a_filter_in_code_chooses_with_and_without_a_group(
+    nameserver: str, orders: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "class Odd:\n    def match(self, message):\n        return message.tags == 'b'\n"
+    )
+    code = ["--code", f"{file}:Odd", "--format", "%b"]
+    done = tamis("consume", orders, *code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"13", b""), done
+    done = tamis("consume", orders, *code, "--group", f"G-{uuid.uuid4().hex[:8]}")
+    assert (done.returncode, done.stdout) == (0, b"13"), done
+    assert "has no filter server to use" in done.stderr.decode()  # so it was filtered there
+    file.write_text("class Odd:\n    def matches(self, message): ...\n")
+    done = tamis("consume", orders, *code)
+    assert (done.returncode, done.stdout) == (2, b""), done
+    assert "class Odd has neither match nor match_batch" in done.stderr.decode()
+
+
 def test_templates_show_what_is_asked_for(nameserver: str, orders: str) -> None:
     form = r"%t/%B/%q/%o %T %k %{n} %{none}| %p %r 100%% %b\t\\n\n"
     done = tamis("consume", orders, "--tags", "b", "--count", 1, "--format", form)
@@ -482,7 +501,13 @@ def test_light_libraries_are_enough(orders: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["consume", "T", "--tags", "a", "--sql", "b"], "--tags and --sql exclude each other"),
+        (
+            ["consume", "T", "--tags", "a", "--sql", "b"],
+            "--tags, --sql and --code exclude each other",
+        ),
+        (["consume", "T", "--sql", "a", "--code", "b.py:B"], "exclude each other"),
+        (["consume", "T", "--code", "b.py"], "code 'b.py': write file.py:Class"),
+        (["consume", "T", "--code", "no-such.py:B"], "there is no file no-such.py"),
         (["consume", "T", "--from", "committed"], "give --group"),
         (["consume", "T", "--from", "yesterdayish"], "'yesterdayish' is no time"),
         (["consume", "T", "--format", "%z"], "there is no %z"),

@@ -138,7 +138,8 @@ class ConsumerGroup:
 
 
 def _text(one: Subscription) -> str:
-    return f"{one.expression_type or 'TAG'} {one.expression}"
+    kind = "CODE" if one.class_filter_mode else one.expression_type or "TAG"
+    return f"{kind} {one.expression}"
 
 
 class Consumers:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from ..errors import Error, InvalidMessage, SendFailed, UnreadableMessage
+from ..errors import CodeError, Error, InvalidMessage, SendFailed, UnreadableMessage
 from .options import nameserver_option, parse_time, run
 from .printing import shower
 
@@ -410,6 +410,11 @@ def _misuse() -> Iterator[None]:
 @click.option("--tags", metavar="EXPR", help="As in a subscription: A || B.")
 @click.option("--sql", metavar="EXPR", help="A SQL92 filter.")
 @click.option(
+    "--code",
+    metavar="FILE:CLASS",
+    help="A filter in Python: run by filter servers with --group, else here.",
+)
+@click.option(
     "--from",
     "start",
     metavar="WHERE",
@@ -445,6 +450,7 @@ def consume(
     group: str | None,
     tags: str | None,
     sql: str | None,
+    code: str | None,
     start: str | None,
     count: int | None,
     idle: float | None,
@@ -468,8 +474,8 @@ def consume(
       %q queue    %k keys             %r times it was consumed before
       %o offset   %% a percent sign   \\n \\t \\\\ newline, tab, backslash
     """
-    if tags is not None and sql is not None:
-        raise click.UsageError("--tags and --sql exclude each other")
+    if [tags, sql, code].count(None) < 2:
+        raise click.UsageError("--tags, --sql and --code exclude each other")
     if start is None:
         start = "first" if group is None else "committed"
     if start == "committed" and group is None:
@@ -483,7 +489,7 @@ def consume(
             raise click.BadParameter(hint, param_hint="--from") from None
     is_following = follow or (start == "last" and idle is None)
     wanted = _Wanted(
-        topic, group, tags, sql, start, timestamp, count, idle, is_following, max_body_size
+        topic, group, tags, sql, code, start, timestamp, count, idle, is_following, max_body_size
     )
     try:
         if not run(_consume(nameserver, wanted, shower(form))):
@@ -502,6 +508,7 @@ class _Wanted:
     group: str | None
     tags: str | None
     sql: str | None
+    code: str | None
     start: str
     timestamp: int | None
     count: int | None
@@ -515,9 +522,14 @@ async def _consume(
 ) -> bool:
     """Whether all messages could be read."""
     from ..client import Consumer, ConsumerConfig
+    from ..client.codesource import code_source
     from ..client.subscriptions import subscription
 
-    subscription(wanted.topic, wanted.tags, wanted.sql)  # what is wrong with it is said at once
+    try:  # what is wrong with it is said at once
+        code = code_source(wanted.code) if wanted.code is not None else None
+    except CodeError as error:
+        raise click.UsageError(str(error)) from None
+    subscription(wanted.topic, wanted.tags, wanted.sql, code)
     task = asyncio.current_task()
     assert task is not None
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not everywhere
@@ -529,9 +541,9 @@ async def _consume(
     try:
         if wanted.group is None:
             queues = await consumer.queues(wanted.topic)
-            consumer.assign(queues, tags=wanted.tags, sql=wanted.sql)
+            consumer.assign(queues, tags=wanted.tags, sql=wanted.sql, code=wanted.code)
         else:
-            consumer.subscribe(wanted.topic, tags=wanted.tags, sql=wanted.sql)
+            consumer.subscribe(wanted.topic, tags=wanted.tags, sql=wanted.sql, code=wanted.code)
         async with consumer:
             if wanted.start == "first":
                 await consumer.seek_to_first()

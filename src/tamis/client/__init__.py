@@ -4,6 +4,8 @@ from ..message import Message
 from ..wire.bodies import MessageQueue
 from .admin import Admin
 from .cluster import BrokerInfo
+from .codefilters import CodeServer, CodeStatus
+from .codesource import Code
 from .config import ClientConfig, ConsumerConfig, Moment, ProducerConfig, Start, Strategy
 from .consumer import Consumer
 from .handling import ConsumeStatus, Handler, RetryLater
@@ -27,6 +29,9 @@ __all__ = [
     "BrokerInfo",
     "Check",
     "ClientConfig",
+    "Code",
+    "CodeServer",
+    "CodeStatus",
     "ConsumeStatus",
     "Consumer",
     "ConsumerConfig",

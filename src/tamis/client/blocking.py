@@ -23,6 +23,8 @@ from ..wire.bodies import MessageQueue, Subscription
 from ._background import Facade, pass_on, result
 from .admin import Admin as AsyncAdmin
 from .cluster import BrokerInfo
+from .codefilters import CodeStatus
+from .codesource import Code
 from .config import ClientConfig, ConsumerConfig, Moment, ProducerConfig
 from .consumer import Consumer as AsyncConsumer
 from .handling import Handler
@@ -260,6 +262,10 @@ class PushConsumer(Facade):
     def subscriptions(self) -> dict[str, Subscription]:
         return self._call(lambda: self._inner.subscriptions)
 
+    @property
+    def code_status(self) -> dict[str, CodeStatus]:
+        return self._call(lambda: self._inner.code_status)
+
     def subscribe(
         self,
         topic: str,
@@ -267,8 +273,9 @@ class PushConsumer(Facade):
         *,
         tags: str | None = None,
         sql: str | None = None,
+        code: Code | None = None,
     ) -> None:
-        self._call(self._inner.subscribe, topic, handler, tags=tags, sql=sql)
+        self._call(self._inner.subscribe, topic, handler, tags=tags, sql=sql, code=code)
 
     def unsubscribe(self, topic: str) -> None:
         self._call(self._inner.unsubscribe, topic)
@@ -317,6 +324,10 @@ class Consumer(Facade):
     def subscriptions(self) -> dict[str, Subscription]:
         return self._call(lambda: self._inner.subscriptions)
 
+    @property
+    def code_status(self) -> dict[str, CodeStatus]:
+        return self._call(lambda: self._inner.code_status)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -330,16 +341,28 @@ class Consumer(Facade):
 
     # What to read
 
-    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:
-        self._call(self._inner.subscribe, topic, tags=tags, sql=sql)
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        code: Code | None = None,
+    ) -> None:
+        self._call(self._inner.subscribe, topic, tags=tags, sql=sql, code=code)
 
     def unsubscribe(self, topic: str) -> None:
         self._call(self._inner.unsubscribe, topic)
 
     def assign(
-        self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None
+        self,
+        queues: Iterable[MessageQueue],
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        code: Code | None = None,
     ) -> None:
-        self._call(self._inner.assign, list(queues), tags=tags, sql=sql)
+        self._call(self._inner.assign, list(queues), tags=tags, sql=sql, code=code)
 
     # Taking messages
 

@@ -64,6 +64,7 @@ from ._compat_messages import (
     text,
 )
 from .backoff import pause_before
+from .codesource import Code
 from .config import ConsumerConfig, ProducerConfig
 from .transactions import TransactionState
 
@@ -435,7 +436,9 @@ class PushConsumer(_Settable):
         super().__init__(group_id)
         self._orderly = orderly
         self._client: blocking.PushConsumer | None = None
-        self._callbacks: dict[str, tuple[str, Callable[[ReceivedMessage], object]]] = {}
+        self._callbacks: dict[
+            str, tuple[str, Code | None, Callable[[ReceivedMessage], object]]
+        ] = {}
         self._settings["wait_for_topics"] = True
         self.set_message_model(message_model)
 
@@ -453,18 +456,25 @@ class PushConsumer(_Settable):
         return self._client is not None
 
     def subscribe(
-        self, topic: Text, callback: Callable[[ReceivedMessage], object], expression: Text = "*"
+        self,
+        topic: Text,
+        callback: Callable[[ReceivedMessage], object],
+        expression: Text = "*",
+        *,
+        code: Code | None = None,
     ) -> None:
-        """Tags, as `A || B`. Before or after the start."""
+        """Tags, as `A || B`, or a filter in code, which the other packages do not have. Before or
+        after the start."""
         name, tags = text(topic), text(expression)
-        self._callbacks[name] = (tags, callback)
+        self._callbacks[name] = (tags, code, callback)
         if self._client is not None:
             self._subscribe(self._client, name)
 
     def _subscribe(self, client: blocking.PushConsumer, topic: str) -> None:
-        tags, callback = self._callbacks[topic]
+        tags, code, callback = self._callbacks[topic]
+        wanted = tags if code is None or tags != "*" else None
         with raising(ConsumerException):
-            client.subscribe(topic, partial(_consume, callback), tags=tags)
+            client.subscribe(topic, partial(_consume, callback), tags=wanted, code=code)
 
     def start(self) -> None:
         if self._client is not None:

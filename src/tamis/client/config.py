@@ -1,7 +1,7 @@
 """Settings of producers and consumers. Durations are seconds, sizes are bytes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
@@ -29,6 +29,8 @@ Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQu
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * _KIB
+_WHEN_UNAVAILABLE: Final = ("filter-here", "wait", "fail")
+_ON_ERROR: Final = ("skip", "pass", "hold", "dead-letter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,16 @@ class ConsumerConfig(ClientConfig):
     rebalance_interval: float = 20.0  # brokers tell of changes too; this is for when they can't
     offsets_directory: str = ""  # of broadcasting consumers; ~/.rocketmq_offsets if not given
 
+    # Filters in code. What to do while no filter server takes the code: filter in this process
+    # (all messages cross the network), wait for one, or fail. None: filter here if the code was
+    # given as a file or a CodeFilter; wait if it was given as text, which may be a stranger's.
+    code_when_unavailable: Literal["filter-here", "wait", "fail"] | None = None
+    # What happens to a message whose filter fails in this process; filter servers have their own
+    # setting. Skip it, deliver it, hold its queue back and try again, or send it to the dead
+    # letter topic.
+    code_on_error: Literal["skip", "pass", "hold", "dead-letter"] = "skip"
+    code_secret: str = field(default="", repr=False)  # that filter servers want with an upload
+
     concurrency: int = 20  # handlers at a time, and threads for those that are no coroutines
     handler_batch: int = 1  # messages a call; a handler is given a list if it is more than one
     pull_size: int = 32  # messages a pull; brokers give no more than their own limit
@@ -118,6 +130,15 @@ class ConsumerConfig(ClientConfig):
             )
         if not isinstance(self.start, str):
             millis(self.start)
+        if self.code_when_unavailable not in (None, *_WHEN_UNAVAILABLE):
+            raise ConfigError(
+                f"code_when_unavailable = {self.code_when_unavailable!r}: it is one of"
+                f" {', '.join(_WHEN_UNAVAILABLE)}"
+            )
+        if self.code_on_error not in _ON_ERROR:
+            raise ConfigError(
+                f"code_on_error = {self.code_on_error!r}: it is one of {', '.join(_ON_ERROR)}"
+            )
         for name in ("suspend", "handler_timeout", "commit_interval", "rebalance_interval"):
             _check(self, name, 0.001, 86_400.0)
         _check(self, "drain", 0.0, 86_400.0)

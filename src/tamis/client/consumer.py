@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final, Self
 from ..errors import ClientClosed, ConfigError, CorruptRecord, Error, UnreadableMessage
 from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
 from . import offsets as offset_queries
+from .codefilters import CodeStatus
+from .codesource import Code, code_source
 from .config import ConsumerConfig, Moment, check_group, millis
 from .fetching import Pulled, Puller, Stream
 from .membership import Member
@@ -88,7 +90,7 @@ class Consumer:
         self._assigned: list[MessageQueue] | None = None
         self._assigned_filters: dict[str, Subscription] = {}
         self._assigning = asyncio.Lock()
-        self._puller = Puller(self._session, group, config, posts=True)
+        self._puller = Puller(self._session, group, config, posts=True, code=self._member.code)
         self._offsets: Offsets
         if config.is_broadcasting:
             self._offsets = LocalOffsets(config.offsets_directory, self.client_id, group)
@@ -116,26 +118,43 @@ class Consumer:
 
     # What to read
 
-    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:
-        """Shared with the other members of the group. Raises InvalidFilter, with the column."""
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        code: Code | None = None,
+    ) -> None:
+        """Shared with the other members of the group. Raises InvalidFilter, with the column, and
+        CodeError."""
         if self._assigned is not None:
             raise ConfigError("a consumer is assigned queues or subscribes to topics, not both")
-        self._member.subscribe(subscription(topic, tags, sql))
+        source = code_source(code) if code is not None else None
+        self._member.subscribe(subscription(topic, tags, sql, source), source)
         self._pull_anew({topic})
 
     def unsubscribe(self, topic: str) -> None:
         self._member.unsubscribe(topic)
 
     def assign(
-        self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None
+        self,
+        queues: Iterable[MessageQueue],
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        code: Code | None = None,
     ) -> None:
         """These queues, whoever else reads them: it does not take part in the sharing. Before the
-        start, or again while it runs."""
+        start, or again while it runs. `code` filters in this process: nothing is uploaded in the
+        name of a group that it is not a member of."""
         if self._member.subscriptions:
             raise ConfigError("a consumer is assigned queues or subscribes to topics, not both")
+        source = code_source(code) if code is not None else None
         self._assigned = sorted(set(queues))
         topics = {queue.topic for queue in self._assigned}
-        self._assigned_filters = {topic: subscription(topic, tags, sql) for topic in topics}
+        self._assigned_filters = {topic: subscription(topic, tags, sql, source) for topic in topics}
+        self._member.code.assign(topics, source)
         if self.started and self._session.is_running:
             self._session.spawn(self._take_up_assigned())
             self._pull_anew(topics)
@@ -151,10 +170,15 @@ class Consumer:
     def subscriptions(self) -> dict[str, Subscription]:
         return dict(self._member.subscriptions or self._assigned_filters)
 
+    @property
+    def code_status(self) -> dict[str, CodeStatus]:
+        """How subscriptions with filters in code are served, by topic."""
+        return self._member.code.status()
+
     # Its life
 
     async def start(self) -> None:
-        """Raises Unreachable, TopicNotFound, SubscriptionMismatch, ResponseError."""
+        """Raises Unreachable, TopicNotFound, SubscriptionMismatch, CodeError, ResponseError."""
         if self.started:
             self._session.check()
             raise Error("the consumer is started already")
@@ -171,6 +195,7 @@ class Consumer:
             else:
                 for topic in self._assigned_filters:
                     await self._session.routes.get(topic)
+                await self._member.code.start()
                 await self._take_up_assigned()
                 for queue in self._assigned[:1]:
                     if not self._inboxes:  # none could be taken up: say why
@@ -576,7 +601,9 @@ class Consumer:
                 *(inbox.queue, pulled.offset, pulled.min_offset, pulled.max_offset),
                 pulled.next_offset,
             )
-        count = min(max(pulled.next_offset - pulled.offset, 0), self.config.pull_size)
+        count = pulled.count
+        if count is None:
+            count = min(max(pulled.next_offset - pulled.offset, 0), self.config.pull_size)
         if not pulled.body:
             if not inbox.pieces and not inbox.lent:  # what did not match is passed
                 inbox.position = pulled.next_offset

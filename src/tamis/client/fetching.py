@@ -24,6 +24,7 @@ from .config import ConsumerConfig
 from .routes import MASTER
 
 if TYPE_CHECKING:
+    from .codefilters import CodeFilters
     from .session import Session
 
 __all__ = ["Pulled", "Puller", "Stream"]
@@ -60,20 +61,31 @@ class Pulled:
     min_offset: int
     max_offset: int
     is_moved: bool = False  # there is nothing at the offset that was asked for
+    count: int | None = None  # messages in the body, if they were counted
+    remark: str = ""
 
 
 class Puller:
     """For one consumer. `posts`: each pull carries its own filter; if not, the broker has it from
-    the heartbeat."""
+    the heartbeat. Topics with a filter in code are pulled by `code`, through filter servers."""
 
     def __init__(
-        self, session: "Session", group: str, config: ConsumerConfig, *, posts: bool
+        self,
+        session: "Session",
+        group: str,
+        config: ConsumerConfig,
+        *,
+        posts: bool,
+        code: "CodeFilters | None" = None,
     ) -> None:
         self._session = session
         self._group = group
         self._config = config
         self._posts = posts
-        self._flag = int(PullFlag.SUSPEND) if config.hold else 0
+        self._code: CodeFilters | None = code
+        suspend = int(PullFlag.SUSPEND) if config.hold else 0
+        self._class_flag = suspend | int(PullFlag.CLASS_FILTER)
+        self._flag = suspend
         if posts:
             self._flag |= int(PullFlag.SUBSCRIPTION | PullFlag.LITE_PULL)
         self.has_answers = False  # of any queue: the group may read
@@ -82,10 +94,13 @@ class Puller:
     async def pull(
         self, queue: MessageQueue, offset: int, subscription: Subscription, most: int | None = None
     ) -> Pulled:
-        """At most `most` messages. Raises ResponseError, Unreachable, TimeoutError."""
-        address = self._address(queue) or await self._session.routes.master(queue.broker_name)
+        """At most `most` messages. Raises ResponseError, Unreachable, TimeoutError, and CodeError
+        if there is no filter server and it is not to filter here."""
+        if subscription.class_filter_mode and self._code is not None:
+            return await self._code.pull(self, queue, offset, subscription, most)
+        address = await self.address(queue)
         peer = self._session.known_peer(address) or await self._session.peer(address)
-        return await self._ask(peer, queue, offset, subscription, most)
+        return await self.ask(peer, queue, offset, subscription, most)
 
     def pull_ahead(
         self, queue: MessageQueue, offset: int, subscription: Subscription, count: int
@@ -101,23 +116,28 @@ class Puller:
         if peer is None:
             return []
         size = self._config.pull_size
-        return [self._ask(peer, queue, offset + n * size, subscription) for n in range(count)]
+        return [self.ask(peer, queue, offset + n * size, subscription) for n in range(count)]
 
     @property
     def pull_size(self) -> int:
         return self._config.pull_size
 
+    async def address(self, queue: MessageQueue) -> str:
+        """Which broker is to be asked. Raises Error."""
+        return self._address(queue) or await self._session.routes.master(queue.broker_name)
+
     def _address(self, queue: MessageQueue) -> str | None:
         broker_id = self._brokers.get(queue, MASTER)
         return self._session.routes.any_address(queue.broker_name, broker_id)
 
-    def _ask(
+    def ask(
         self,
         peer: Peer,
         queue: MessageQueue,
         offset: int,
         subscription: Subscription,
         most: int | None = None,
+        what: str = "broker",
     ) -> "asyncio.Future[Pulled]":
         """No task, and no future but the one that is waited for: it is done for every pull."""
         loop = asyncio.get_running_loop()
@@ -129,7 +149,7 @@ class Puller:
                 return
             try:
                 if isinstance(answer, Exception):
-                    raise Unreachable("broker", str(peer), str(answer)) from answer
+                    raise Unreachable(what, str(peer), str(answer)) from answer
                 waiting.set_result(self._read(queue, offset, answer))
             except Exception as error:
                 waiting.set_exception(error)
@@ -140,14 +160,14 @@ class Puller:
             peer.forget(opaque)
             peer.doubt(began)
             if not waiting.done():
-                waiting.set_exception(TimeoutError(f"the broker at {peer} did not answer a pull"))
+                waiting.set_exception(TimeoutError(f"the {what} at {peer} did not answer a pull"))
 
         timer = loop.call_later(self._config.hold + _MARGIN, expire)
         try:
             opaque = peer.post(self._request(queue, offset, subscription, most), settle)
         except ConnectionError as error:
             timer.cancel()
-            raise Unreachable("broker", str(peer), str(error)) from error
+            raise Unreachable(what, str(peer), str(error)) from error
         return waiting
 
     def _request(
@@ -166,7 +186,9 @@ class Puller:
             "subVersion": str(subscription.version),
             "expressionType": subscription.expression_type or "TAG",
         }
-        if self._posts:
+        if subscription.class_filter_mode:
+            fields["sysFlag"] = str(self._class_flag)
+        elif self._posts:
             fields["subscription"] = subscription.expression
         return Command(code=RequestCode.PULL_MESSAGE, fields=fields, language=Language.PYTHON)
 
@@ -183,6 +205,7 @@ class Puller:
             header.min_offset,
             header.max_offset,
             code == _MOVED,
+            remark=answer.remark or "",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..errors import ConfigError
 from .received import ReceivedMessage
 
-__all__ = ["ConsumeStatus", "Handler", "Handlers", "RetryLater", "Verdict"]
+__all__ = ["ConsumeStatus", "DaemonThread", "Handler", "Handlers", "RetryLater", "Verdict"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Handlers:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._idle: list[_Thread] = []
+        self._idle: list[DaemonThread] = []
         self.abandoned = 0  # threads and tasks whose handler did not end at all
 
     async def call(
@@ -105,7 +105,7 @@ class Handlers:
         raise TimeoutError(self._why())
 
     async def _in_thread(self, handler: Handler, argument: Any) -> Any:
-        thread = self._idle.pop() if self._idle else _Thread()
+        thread = self._idle.pop() if self._idle else DaemonThread()
         done = thread.run(handler, argument)
         try:
             finished, _ = await asyncio.wait([done], timeout=self._timeout)
@@ -145,17 +145,17 @@ def _forget(task: "asyncio.Future[Said]") -> None:
         task.exception()
 
 
-class _Thread:
+class DaemonThread:
     """A daemon: one that never ends must not keep the process from ending."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[
-            tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Handler, Any] | None
+            tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[Any], Any], Any] | None
         ] = queue.SimpleQueue()
         thread = threading.Thread(target=self._run, name="tamis-handler", daemon=True)
         thread.start()
 
-    def run(self, handler: Handler, argument: Any) -> "asyncio.Future[Any]":
+    def run(self, handler: Callable[[Any], Any], argument: Any) -> "asyncio.Future[Any]":
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         self._work.put((loop, done, handler, argument))

@@ -36,6 +36,8 @@ from ..wire.bodies import (
 from ..wire.codes import Language, PullFlag, RequestCode, ResponseCode
 from ..wire.command import Command
 from . import assign
+from .codefilters import CodeFilters
+from .codesource import CodeSource
 from .config import ConsumerConfig
 from .received import RETRY_PREFIX, retry_topic
 from .routes import read_queues
@@ -87,6 +89,7 @@ class Member:
         self._consume_type = consume_type
         self._on_error = on_error
         self._strategy = _strategy(config)
+        self.code = CodeFilters(session, group, config, on_error)
         self._wake = asyncio.Event()
         self.balancing = asyncio.Lock()
         self._warned: set[tuple[str, str, str]] = set()
@@ -98,6 +101,7 @@ class Member:
         session.listeners[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._notified
         session.on_disconnect = lambda address: self.wake()
         session.routes.on_change = lambda topic: self.wake()
+        session.after_heartbeat = self.code.kick
 
     def _data(self) -> ConsumerData | None:
         if not self._is_joined:
@@ -112,8 +116,9 @@ class Member:
         )
 
     def wake(self) -> None:
-        """To look again at who has which queues."""
+        """To look again at who has which queues, and which filter servers have our code."""
         self._wake.set()
+        self.code.kick()
 
     def _notified(self, peer: Peer, request: Command) -> None:
         """Of members that came or went, and of what they subscribe to."""
@@ -125,7 +130,7 @@ class Member:
 
     async def join(self) -> None:
         """Raises TopicNotFound, Unreachable, ResponseError for a filter the broker refuses, and
-        SubscriptionMismatch if strict."""
+        SubscriptionMismatch if strict, CodeError if code can't be used as is wanted."""
         for topic in self.subscriptions:
             if topic.startswith(RETRY_PREFIX):
                 continue  # it is made by the first heartbeat
@@ -145,6 +150,7 @@ class Member:
             if not one.is_tags:
                 await self._check_at_broker(one)
         await self._compare(await self._other_members())
+        await self.code.start()
         self._is_joined = True
         await self.session.heartbeat()
         await self._check_reached()
@@ -200,12 +206,17 @@ class Member:
             except (ResponseError, ConnectionError, TimeoutError) as error:
                 log.debug("group %s: %s", self.group, error)  # it can be asked
 
-    def subscribe(self, one: Subscription) -> None:
+    def subscribe(self, one: Subscription, code: CodeSource | None = None) -> None:
+        if code is not None:
+            self.code.add(one.topic, code)
+        else:
+            self.code.remove(one.topic)
         self.subscriptions[one.topic] = one
         self._tell()
 
     def unsubscribe(self, topic: str) -> None:
         self.subscriptions.pop(topic, None)
+        self.code.remove(topic)
         self._tell()
 
     def _tell(self) -> None:

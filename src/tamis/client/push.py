@@ -26,6 +26,8 @@ from typing import Final, Self
 
 from ..errors import ConfigError, CorruptRecord, Error, UnreadableMessage
 from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
+from .codefilters import CodeStatus
+from .codesource import Code, code_source
 from .config import ConsumerConfig, check_group
 from .fetching import Pulled, Puller, Stream
 from .handling import Handler, Handlers, Verdict
@@ -135,7 +137,7 @@ class PushConsumer:
         self._on_unreadable = on_unreadable
         self._handlers: dict[str, Handler] = {}
         self._calls = Handlers(config.handler_timeout)
-        self._puller = Puller(self._session, group, config, posts=False)
+        self._puller = Puller(self._session, group, config, posts=False, code=self._member.code)
         self._offsets: Offsets
         if config.is_broadcasting:
             self._offsets = LocalOffsets(config.offsets_directory, self.client_id, group)
@@ -185,15 +187,22 @@ class PushConsumer:
         *,
         tags: str | None = None,
         sql: str | None = None,
+        code: Code | None = None,
     ) -> None:
         """Before or after the start. All messages of the topic, those with one of the tags
-        (`"A || B"`), or those that SQL92 matches. Raises InvalidFilter, with the column."""
-        one = subscription(topic, tags, sql)
+        (`"A || B"`), or those that SQL92 or a filter in code matches. Raises InvalidFilter, with
+        the column, and CodeError."""
+        source = code_source(code) if code is not None else None
+        one = subscription(topic, tags, sql, source)
         if handler is None and self._handler is None:
             raise ConfigError(f"topic {topic}: there is no handler for it")
         if handler is not None:
             self._handlers[topic] = handler
-        self._member.subscribe(one)
+        self._member.subscribe(one, source)
+        if source is not None:
+            for work in self._queues.values():
+                if work.queue.topic == topic:
+                    work.begin_anew()  # a pull that waits at a filter server has the old class
 
     def unsubscribe(self, topic: str) -> None:
         """What is here of it and not begun is left to other members, or to later."""
@@ -206,10 +215,15 @@ class PushConsumer:
     def subscriptions(self) -> dict[str, Subscription]:
         return dict(self._member.subscriptions)
 
+    @property
+    def code_status(self) -> dict[str, CodeStatus]:
+        """How subscriptions with filters in code are served, by topic."""
+        return self._member.code.status()
+
     # Its life
 
     async def start(self) -> None:
-        """Raises Unreachable, TopicNotFound, SubscriptionMismatch, ResponseError."""
+        """Raises Unreachable, TopicNotFound, SubscriptionMismatch, CodeError, ResponseError."""
         if self._ended is not None:
             self._session.check()
             raise Error("the consumer is started already")

@@ -160,6 +160,11 @@ class Routes:
             if not masters_only or broker_id == MASTER
         ]
 
+    def filter_servers(self, topic: str) -> dict[str, list[str]]:
+        """The filter servers of a topic, by the address of the broker they read from."""
+        route = self._routes.get(topic)
+        return route.filter_servers if route is not None else {}
+
     async def refresh(self, topics: Iterable[str]) -> None:
         """What can't be asked for stays as it was."""
         for topic in topics:
@@ -197,6 +202,7 @@ def _sorted(route: TopicRoute) -> object:
         sorted(route.queues, key=lambda one: one.broker_name),
         sorted(route.brokers, key=lambda one: one.broker_name),
         route.order_topic_conf,
+        {address: sorted(servers or ()) for address, servers in route.filter_servers.items()},
     )
 
 

@@ -51,6 +51,8 @@ class Session:
         self.topics: Callable[[], set[str]] = set  # those to keep the routes of fresh
         self.listeners: dict[int, Listener] = {}
         self.on_disconnect: Callable[[str], None] = lambda address: None
+        self.after_heartbeat: Callable[[], None] = lambda: None
+        self._brokers: set[str] = set()  # addresses that were connected to as brokers
         self._peers: dict[str, Peer] = {}
         self._connecting: dict[str, asyncio.Task[Peer]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -110,7 +112,7 @@ class Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if is_started:
-                brokers = [peer for at, peer in self._peers.items() if at not in self._nameservers]
+                brokers = [peer for at, peer in self._peers.items() if at in self._brokers]
                 await asyncio.gather(*map(self._unregister, brokers))
         finally:
             for peer in list(self._peers.values()):
@@ -262,6 +264,7 @@ class Session:
             ) from error
         self._peers[address] = peer
         if what == "broker":
+            self._brokers.add(address)
             await self._greet(address, peer)  # before anything else: it is to know who asks
         return peer
 
@@ -274,6 +277,7 @@ class Session:
         if self._peers.get(address) is peer:
             del self._peers[address]
         self.versions.pop(address, None)
+        self._brokers.discard(address)
         if not self._is_closed:
             log.info("%s: the connection to %s is gone", self.client_id, address)
             self.on_disconnect(address)
@@ -329,6 +333,7 @@ class Session:
                 if consumer is not None or self.producer_groups:
                     found = self.routes.addresses(masters_only=consumer is None)
                     await asyncio.gather(*(self.beat(address) for _, address in found))
+                    self.after_heartbeat()
         finally:
             self._beat = None
 

@@ -11,6 +11,7 @@ from ..filter import Dialect, parse_selector
 from ..filter.lint import Finding, Severity, lint, lint_tags
 from ..filter.tags import ALL, parse_tags
 from ..wire.bodies import Subscription
+from .codesource import CodeSource
 from .config import check_topic
 
 __all__ = ["Subscriptions", "difference", "shown", "subscription"]
@@ -21,12 +22,26 @@ _told: set[tuple[str, str]] = set()  # expressions whose warnings were logged
 _NEWER: Final = Dialect.V5_1_3
 
 
-def subscription(topic: str, tags: str | None = None, sql: str | None = None) -> Subscription:
-    """All messages of the topic if neither is given. Raises InvalidFilter, with the column, and
+def subscription(
+    topic: str,
+    tags: str | None = None,
+    sql: str | None = None,
+    code: CodeSource | None = None,
+) -> Subscription:
+    """All messages of the topic if none is given. Raises InvalidFilter, with the column, and
     InvalidName."""
     check_topic(topic)
-    if tags is not None and sql is not None:
-        raise ConfigError(f"topic {topic}: tags or sql, a subscription has one of them")
+    if [tags, sql, code].count(None) < 2:
+        raise ConfigError(f"topic {topic}: tags, sql or code, a subscription has one of them")
+    if code is not None:  # as RocketMQ's `subscribe(topic, className, source)`
+        return Subscription(
+            topic=topic,
+            expression=code.class_name,
+            expression_type="TAG",
+            version=_version(0),
+            class_filter_mode=True,
+            code_crc=code.crc,
+        )
     if sql is not None:
         _check_sql(topic, sql)
         return Subscription(
@@ -92,6 +107,9 @@ class Subscriptions(dict[str, Subscription]):
 def shown(one: Subscription | None) -> str:
     if one is None:
         return "no subscription at all"
+    if one.class_filter_mode:
+        which = "" if one.code_crc is None else f" (CRC {one.code_crc:08x})"
+        return f"code {one.expression!r}{which}"
     return f"{'tags' if one.is_tags else one.expression_type} {one.expression!r}"
 
 
@@ -107,6 +125,11 @@ def difference(
 
 
 def _are_alike(one: Subscription, other: Subscription) -> bool:
+    if one.class_filter_mode or other.class_filter_mode:
+        if one.class_filter_mode != other.class_filter_mode:
+            return False
+        crcs = {one.code_crc, other.code_crc} - {None}  # only our own clients say theirs
+        return one.expression == other.expression and len(crcs) < 2
     if one.is_tags != other.is_tags:
         return False
     if not one.is_tags:

@@ -177,6 +177,8 @@ class Subscription:
     tags: Annotated[list[str], "tagsSet"] = field(default_factory=list)
     codes: Annotated[list[int], "codeSet"] = field(default_factory=list)
     class_filter_mode: bool = False
+    # Ours: which source the class has. Java's brokers and tools pass over fields they don't know.
+    code_crc: Annotated[int | None, "tamisCodeCRC"] = None
 
     @property
     def is_tags(self) -> bool:
