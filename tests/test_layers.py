@@ -56,7 +56,8 @@ HEAVY = {
         "client/columns",
         "client/_column",
         "client/compression",
-        "client/consumer",  # its type only, as the next
+        "client/consumer",  # its type only, as the next two
+        "client/batching",
         "client/blocking",
         "spark/",
         *COLUMNAR,
