@@ -45,6 +45,7 @@ HEAVY = {
         "store/",
         "broker/_send",
         "client/columns",
+        "client/_column",
         "client/_walk",
         "spark/",
         "testing",
@@ -53,8 +54,10 @@ HEAVY = {
     "pyarrow": (
         "store/",
         "client/columns",
+        "client/_column",
         "client/compression",
-        "client/consumer",  # its type only, as the next
+        "client/consumer",  # its type only, as the next two
+        "client/batching",
         "client/blocking",
         "spark/",
         *COLUMNAR,

@@ -224,7 +224,7 @@ def test_a_flush_goes_on_while_dispatch_adds_queues(tmp_path: Path) -> None:
 
     def flush(store: Store) -> None:
         while not stop.is_set():
-            store._unnoted = True  # each time there are queues that are not noted yet
+            store._flusher.has_unnoted = True  # each time there are queues that are not noted yet
             try:
                 store.flush()
             except BaseException as error:
