@@ -90,6 +90,9 @@ ATTACKS = {
             "Each pull has a new SQL filter of that size.",
             moves.filters_in_pulls,
         ),
+        Attack(
+            "long-tags", "Held pulls and heartbeats with 8,000 to 50,000 tags.", moves.long_tags
+        ),
         Attack("filters-to-check", "The same in CHECK_CLIENT_CONFIG.", moves.filters_to_check),
         Attack("queue-listing", "QUERY_CONSUME_QUEUE of 200,000 messages.", moves.queue_listing),
         Attack("statistics", "All statistics of a topic of 10,000 queues.", moves.statistics),

@@ -266,6 +266,37 @@ def filters_in_pulls(target: Target) -> None:
     target.ask_until_over(pull("Filtered", 0, 0, sql=one) for one in sql)
 
 
+def long_tags(target: Target) -> None:
+    """Pulls that bring as many tags as are allowed, or more, and are held for an hour; heartbeats
+    with as many."""
+    with target.stream() as stream:
+        target.send(stream, "Tagged", 0, b"x")
+
+    def commands(name: str) -> Iterator[Command]:
+        for n in itertools.count():
+            count = 50_000 if n % 4 == 3 else 8_000
+            tags = [f"{n}{i:x}" for i in range(target.many(count))]
+            yield pull("Tagged", 0, 1, hold=3600, tags="||".join(tags))
+            if n % 8 == 0:
+                subscription = {"topic": "Tagged", "subString": "||".join(tags), "tagsSet": tags}
+                group = {"groupName": f"tagged-{name}", "subscriptionDataSet": [subscription]}
+                yield heartbeat(f"tagged-{name}", [group])
+                yield pull("Tagged", 0, 0, group=f"tagged-{name}")
+
+    with contextlib.ExitStack() as stack:
+        for number in range(8):
+            one = stack.enter_context(target.stream(timeout=1.0))
+            for command in commands(str(number)):
+                try:
+                    one.socket.sendall(ask_frame(command))
+                except OSError:
+                    break
+                target.done.requests += 1
+                if target.is_over or target.done.requests > target.many(800) * (number + 1):
+                    break
+        target.hold()
+
+
 def filters_to_check(target: Target) -> None:
     def commands() -> Iterator[Command]:
         for n in itertools.count():

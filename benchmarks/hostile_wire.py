@@ -77,6 +77,7 @@ def pull(
     count: int = 32,
     hold: float = 0.0,
     sql: str | None = None,
+    tags: str = "*",
 ) -> Command:
     header = PullMessage(
         consumer_group=group,
@@ -86,7 +87,7 @@ def pull(
         max_msg_nums=count,
         sys_flag=PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if hold else PullFlag(0)),
         suspend_timeout_millis=int(hold * 1000),
-        subscription="*" if sql is None else sql,
+        subscription=tags if sql is None else sql,
         expression_type="TAG" if sql is None else "SQL92",
     )
     return request(header)

@@ -55,6 +55,7 @@ HEAVY = {
         "store/",
         "broker/_send",
         "client/columns",
+        "client/_column",
         "client/_walk",
         "client/judging",
         "spark/",
@@ -67,9 +68,11 @@ HEAVY = {
         "filterserver/",
         "store/",
         "client/columns",
+        "client/_column",
         "client/compression",
         "client/judging",
-        "client/consumer",  # its type only, as the next
+        "client/consumer",  # its type only, as the next two
+        "client/batching",
         "client/blocking",
         "spark/",
         *COLUMNAR,

@@ -220,6 +220,47 @@ def test_what_a_long_heartbeat_says_counts_as_memory_of_its_connection(tmp_path:
     run(scene())
 
 
+def test_long_filters_of_held_pulls_count_as_memory_of_their_connection(tmp_path: Path) -> None:
+    tags = "||".join(f"tag{n}" for n in range(5000))
+
+    async def scene() -> None:
+        async with running(tmp_path) as (broker, client):
+            await client.send("T", b"first", tags="other")
+            pulls = [
+                asyncio.create_task(client.pull("T", 1, subscription=tags + f"||{n}", suspend=60))
+                for n in range(3)
+            ]
+            await until(lambda: broker.holds.count == 3)
+            [peer] = broker.server.peers
+            assert peer.kept > 3 * len(tags)
+            short = asyncio.create_task(client.pull("T", 1, subscription="short", suspend=60))
+            await until(lambda: broker.holds.count == 4)
+            await client.send("T", b"second", tags="tag7")
+            assert {(await pull).code for pull in pulls} == {ResponseCode.SUCCESS}
+            assert peer.kept == 0
+            await client.send("T", b"third", tags="short")
+            await short
+
+    run(scene())
+
+
+def test_more_tags_than_a_filter_may_have_are_refused(tmp_path: Path) -> None:
+    tags = [f"tag{n}" for n in range(20_000)]
+
+    async def scene() -> None:
+        async with running(tmp_path) as (_, client):
+            await client.send("T")
+            refused = await client.pull("T", subscription="||".join(tags))
+            assert refused.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            assert "characters: it takes 65536" in (refused.remark or "")
+            one = Subscription(topic="T", expression="||".join(tags), tags=tags)
+            refused = await client.heartbeat("g", one)
+            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert refused.remark == "topic T: 20000 tags, the broker takes 16384"
+
+    run(scene())
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"most_topics": 0}, {"heartbeat_groups": 0}, {"connection_memory": 2**20}],

@@ -493,7 +493,7 @@ def test_a_disk_that_fails_to_sync_refuses_all_that_waited_for_it(
         assert [json.loads(a)["code"] for a in slow.answers()] == [one["code"] for one in got]
         assert fast.taken
         for broker in (fast, slow):
-            broker.store._failure = None
+            broker.store._flusher.failure = None
 
 
 # Whatever comes: the same as one by one, or left alone.

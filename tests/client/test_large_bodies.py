@@ -21,6 +21,7 @@ from tamis.client import (
     MessageQueue,
     PushConsumer,
     ReceivedMessage,
+    _column_arrays,
     compression,
 )
 from tamis.client import columns as arrow
@@ -221,7 +222,7 @@ def test_a_batch_is_cut_where_its_bodies_would_be_too_large(
 ) -> None:
     from client.test_columns import Draft, chunk
 
-    monkeypatch.setattr(arrow, "_MOST_DECOMPRESSED", 2500)
+    monkeypatch.setattr(_column_arrays, "_MOST_DECOMPRESSED", 2500)
     drafts = [Draft(topic="T", body=zlib.compress(bytes([n]) * 1000), sys_flag=1) for n in range(7)]
     parts = list(arrow.decode_parts([chunk(*drafts)], columns=["offset", "body"]))
     assert [batch.num_rows for batch, _ in parts] == [2, 2, 2, 1]

@@ -240,7 +240,7 @@ def test_what_is_no_delay_level_is_refused_at_once(level: Any) -> None:
 async def test_a_message_nobody_takes_back_is_handled_again_here(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tamis.client.push._AGAIN", 0.1)
+    monkeypatch.setattr("tamis.client.unordered._AGAIN", 0.1)
     topic, group = await cluster.create_topic("Orders", queues=1), cluster.name("Group")
     await cluster.change_topic(f"%RETRY%{group}", 1, READ)
     seen = Seen(lambda message: len(seen.messages) > 1)

@@ -1,10 +1,15 @@
 """Half a cluster of ours and half of Apache's: a broker registers at the other's name server, and
 clients find it there."""
 
+import json
 from pathlib import Path
 
+import pytest
 from interop.cluster import ApacheNameServer, apache_cluster, our_broker, our_nameserver
 from interop.javaclient import JavaClient, wait_for
+
+from tamis.store.tables import save_topics
+from tamis.wire.bodies import DataVersion, TopicConfig
 
 
 def test_a_broker_of_apaches_is_found_by_our_name_server(tmp_path: Path) -> None:
@@ -48,6 +53,37 @@ def test_a_broker_of_ours_is_found_by_apaches_newer_name_server(tmp_path: Path) 
         JavaClient("5.3", server.nameserver) as java,
     ):
         send_and_receive(java, server.nameserver, broker)
+
+
+@pytest.mark.parametrize("line", ["4.9", "5.3"])
+def test_a_broker_with_more_topics_than_fit_in_a_registration_is_found_with_all(
+    tmp_path: Path, line: str
+) -> None:
+    """It registers in parts; a later registration, or a new topic, takes none of them away."""
+    topics = {
+        name: TopicConfig(name=name, read_queues=3, write_queues=3)
+        for name in (f"Many-{number}" for number in range(25_000))
+    }
+    save_topics(tmp_path / "store" / "config", topics, DataVersion(timestamp=1, counter=1))
+    with (
+        ApacheNameServer(tmp_path / "names", line) as server,
+        our_broker(server.nameserver, tmp_path / "store") as broker,
+        JavaClient(line, server.nameserver) as java,
+    ):
+
+        def found() -> set[str]:
+            answer = java.request(server.nameserver, 206)  # GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+            return set(json.loads(answer["body"])["topicList"])
+
+        names = wait_for(found, lambda names: len(names) > len(topics))
+        assert names >= topics.keys()
+        made = java.create_topic(broker, java.name("Made"), queues=2)
+        names = wait_for(found, lambda names: made in names)
+        assert names >= topics.keys()
+        for name in ("Many-0", "Many-9999", "Many-10000", "Many-24999", made):
+            route = java.request(server.nameserver, 105, {"topic": name})
+            assert route["code"] == 0
+            assert broker.encode() in route["body"]
 
 
 def send_and_receive(java: JavaClient, nameserver: str, broker: str) -> None:

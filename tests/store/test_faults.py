@@ -8,6 +8,7 @@ import errno
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -236,35 +237,53 @@ def test_a_full_disk_acknowledges_only_what_can_be_read_there_and_then(tmp_path:
         store.abandon()
 
 
-def test_a_roll_that_fails_leaves_the_log_as_it_was(tmp_path: Path) -> None:
-    """An EIO on the first write to the new file, as the issue had it."""
+@pytest.mark.parametrize(
+    ("call", "folder", "fault"),
+    [
+        ("open", "commitlog", errno.ENOSPC),
+        ("pwrite", "commitlog", errno.EIO),
+        ("open", "tamis-seals", errno.ENOSPC),
+    ],
+    ids=["the log file is not made", "its first write fails", "the seal file is not made"],
+)
+def test_a_roll_that_fails_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, folder: str, fault: int
+) -> None:
+    """The system call itself fails, as the disk of the issue did it."""
+    real, first = getattr(os, call), f"{0:020}"
 
-    class Failing(LossyFiles):
-        is_broken = False
+    def fail(target: int | Path, *arguments: int) -> int:
+        path = Path(os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else target)
+        if path.parent.name == folder and path.name != first:
+            raise OSError(fault, os.strerror(fault))
+        return int(real(target, *arguments))
 
-        def write(self, path, descriptor, offset, data):
-            if self.is_broken and path.parent.name == "commitlog" and path.name != f"{0:020}":
-                raise StoreError(f"{path}: Input/output error")
-            super().write(path, descriptor, offset, data)
-
-    files = Failing(random.Random(0))
-    store = Store(tmp_path, CONFIG, files=files)
+    store = Store(tmp_path, CONFIG)
     acknowledged: Acknowledged = {}
+
+    def append(number: int) -> None:
+        body = b"%d" % number + b"." * 600
+        [place] = store.append([Draft(topic="T", body=body)])
+        acknowledged[place.log_offset] = body
+
     for number in range(5):
-        [place] = store.append([Draft(topic="T", body=b"%d" % number + b"." * 600)])
-        acknowledged[place.log_offset] = b"%d" % number + b"." * 600
-    end, names = store.log.end, os.listdir(store.paths.commit_log)
-    files.is_broken = True
-    for _ in range(3):
-        with pytest.raises(StoreError, match="Input/output error"):
-            store.append([Draft(topic="T", body=b"x" * 600)])
-        assert (store.log.end, os.listdir(store.paths.commit_log)) == (end, names)
-    files.is_broken = False
-    [place] = store.append([Draft(topic="T", body=b"y" * 600)])
-    acknowledged[place.log_offset] = b"y" * 600
-    assert place.log_offset == CONFIG.log_file_size
+        append(number)
+    before = store.log.end, os.listdir(store.paths.commit_log)
+    seen = []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fail)
+        for number in range(3):
+            with suppress(StoreError, OSError):  # the log is judged here, not the error
+                append(10 + number)
+            seen.append((store.log.end, os.listdir(store.paths.commit_log)))
+    append(20)
     check(store, acknowledged)
+    assert CONFIG.log_file_size in acknowledged
+    if folder == "commitlog":  # without a seal file the log goes on
+        assert seen == [before] * 3
     store.close()
+    with Store(tmp_path, CONFIG) as store:
+        check(store, acknowledged)
 
 
 def test_while_dispatch_fails_nothing_more_is_acknowledged(tmp_path: Path) -> None:

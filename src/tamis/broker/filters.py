@@ -28,12 +28,24 @@ from ..store.select import SqlFilter
 from ..store.tables import FilterData
 from ..wire.bodies import Subscription
 
-__all__ = ["Filters", "compile_sql", "is_quick", "tag_filter", "try_compile"]
+__all__ = [
+    "FILTER_COST",
+    "MOST_TAGS",
+    "MOST_TEXT",
+    "Filters",
+    "checked_length",
+    "compile_sql",
+    "is_quick",
+    "tag_filter",
+    "try_compile",
+]
 
 log = logging.getLogger(__name__)
 
 MOST_TEXT = 65_536  # characters
-MOST_CHARACTERS = 2 * 2**20  # of all groups' expressions together; each takes up to 75 bytes
+MOST_TAGS = MOST_TEXT // 4  # of a subscription; as many as fit in the longest expression
+FILTER_COST = 75  # bytes a compiled filter takes for each character
+MOST_CHARACTERS = 2 * 2**20  # of all groups' expressions together
 _DEAD_AT_START = 30_000  # milliseconds ago: until their group is heard of
 _QUICK: Final = 256  # characters that are compiled in a millisecond
 _CACHED: Final = 2**20  # characters of expressions that are remembered
@@ -78,12 +90,21 @@ def is_quick(expression: str | None, expression_type: str | None) -> bool:
     return _cache.get((expression, expression_type)) is not None
 
 
-def try_compile(expression: str, expression_type: str | None) -> Compiled:
-    """As `compile_sql`, but it returns what that raises. May be called in any thread."""
-    if len(expression) > MOST_TEXT:  # nor is it remembered
+def checked_length(expression: str) -> str:
+    """Return an expression. Raises InvalidFilter if it is too long."""
+    if len(expression) > MOST_TEXT:
         reason = f"an expression of {len(expression)} characters: it takes {MOST_TEXT}"
         hint = "compiling it would hold up all others"
-        return InvalidFilter(expression[:80], 0, reason, hint)
+        raise InvalidFilter(expression[:80], 0, reason, hint)
+    return expression
+
+
+def try_compile(expression: str, expression_type: str | None) -> Compiled:
+    """As `compile_sql`, but it returns what that raises. May be called in any thread."""
+    try:
+        checked_length(expression)
+    except InvalidFilter as error:
+        return error.with_traceback(None)  # it is not remembered
     key = (expression, expression_type)
     found = _cache.get(key)
     if found is None:

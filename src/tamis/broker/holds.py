@@ -26,7 +26,8 @@ _PIECE: Final = 200  # pulls between two looks at the clock
 
 class Holdable(Protocol):
     """`resume` gives whether it was answered; `is_due`, that it is to be asked again at a sweep.
-    `expire` answers, and so does `fail`, when one of the others raised."""
+    `expire` answers, and so does `fail`, when one of the others raised. `weight` is how many bytes
+    count as its connection's while it is held; it must not change."""
 
     queue: Queue
     is_due: bool
@@ -35,6 +36,9 @@ class Holdable(Protocol):
 
     @property
     def peer(self) -> Peer: ...
+
+    @property
+    def weight(self) -> int: ...
 
     @property
     def has_progressed(self) -> bool: ...
@@ -62,6 +66,7 @@ class Holds:
         pull.held_until = pull.held_since + seconds
         self._held.setdefault(pull.queue, deque()).append(pull)
         self.count += 1
+        pull.peer.kept += pull.weight
 
     def grown(self, queues: Iterable[Queue]) -> None:
         """These queues have more messages. Those who wait are asked now, or soon if many."""
@@ -129,10 +134,12 @@ class Holds:
                 break
             pull = held.popleft()
             self.count -= 1
+            pull.peer.kept -= pull.weight
             try:
                 if wanted(pull):
                     held.append(pull)
                     self.count += 1
+                    pull.peer.kept += pull.weight
             except Exception as error:  # the edge: one pull is not to take the others with it
                 self._fail(pull, error)
         if not held and self._held.get(queue) is held:

@@ -14,12 +14,13 @@ import click
 from .. import __version__
 from ..errors import Error, InvalidFilter
 from .admin import groups, offsets, topics
-from .client import consume, send
+from .consume import consume
 from .demo import demo
 from .filter import filter_group
 from .filterserver import filterserver
 from .options import is_of_spark
 from .pipeline import pipeline_group
+from .send import send
 from .server import broker, nameserver, up
 from .store import store_group
 

@@ -1,32 +1,32 @@
 """The pull consumer: messages are taken, one by one, many at a time, or as Arrow record batches.
 
-What was pulled lies here as it came until it is asked for. A message, or a batch, counts as worked
-off when the next one is asked for, when `commit` is called, or when the `async with` ends without
-an exception: offsets never pass one that was not.
+What was pulled lies in `inboxes` as it came until it is asked for. A message, or a batch, counts as
+processed when the next one is asked for, when `commit` is called, or when the `async with` ends
+without an exception: offsets never pass one that was not.
 
-A damaged record is told of by UnreadableMessage when its turn comes, after what was taken before it
-was given, and counts as taken then: the next call goes on with the message after it.
+A damaged record raises UnreadableMessage when its turn comes, after what was taken before it was
+given, and counts as taken then: the next call goes on with the message after it.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from ..errors import ClientClosed, ConfigError, CorruptRecord, Error, UnreadableMessage
+from ..errors import ClientClosed, ConfigError, Error
 from ..wire.bodies import ConsumeType, MessageQueue, QueueReport, Subscription
 from . import offsets as offset_queries
+from .batching import decode_pieces
 from .codefilters import CodeStatus
 from .codesource import Code, code_source
 from .config import ConsumerConfig, Moment, check_group, millis
-from .fetching import Pulled, Puller, Stream
+from .fetching import Puller
+from .inboxes import Inbox, Inboxes, Piece
 from .membership import Member
 from .offsets import BrokerOffsets, LocalOffsets, Offsets, starts
-from .received import ReceivedMessage, decode_one, examine
+from .received import ReceivedMessage
 from .remote import Remote
 from .session import Session, every
 from .subscriptions import subscription
@@ -39,33 +39,6 @@ __all__ = ["Consumer"]
 log = logging.getLogger(__name__)
 
 _DEFAULTS: Final = ConsumerConfig()
-_MOST_BYTES: Final = 256 * 2**20  # of the bodies of a record batch
-
-
-@dataclass(slots=True)
-class _Piece:
-    """An answer to a pull, or what is left of it."""
-
-    body: bytes
-    offset: int  # of the next message in it, or less
-    next_offset: int
-    count: int  # at most so many messages
-    at: int = 0  # bytes of it that were taken
-    error: UnreadableMessage | None = None  # the one message it held is damaged: there is no body
-
-
-class Inbox(Stream):
-    """A queue that is read, and what came of it and was not taken yet."""
-
-    def __init__(self, queue: MessageQueue, offset: int) -> None:
-        super().__init__(queue, offset)
-        self.pieces: deque[_Piece] = deque()
-        self.count = 0
-        self.bytes = 0
-        self.position = offset  # of the next message to be taken
-        self.done = offset  # all before it is worked off
-        self.lent = 0  # pieces that are on their way to somebody
-        self.committed: int | None = None
 
 
 class Consumer:
@@ -96,11 +69,7 @@ class Consumer:
             self._offsets = LocalOffsets(config.offsets_directory, self.client_id, group)
         else:
             self._offsets = BrokerOffsets(self._session, group)
-        self._inboxes: dict[MessageQueue, Inbox] = {}
-        self._turns: deque[Inbox] = deque()  # those with something in them, each once
-        self._arrived = asyncio.Event()
-        self._taken: dict[MessageQueue, tuple[Inbox, int]] = {}  # and not known to be worked off
-        self._error: Exception | None = None
+        self._inboxes = Inboxes(self._session, config, self._filter)
         self._remote = Remote(self)
 
     @property
@@ -126,8 +95,8 @@ class Consumer:
         sql: str | None = None,
         code: Code | None = None,
     ) -> None:
-        """Shared with the other members of the group. Raises InvalidFilter, with the column, and
-        CodeError."""
+        """Reads a topic, shared with the other members of the group. Raises InvalidFilter, with the
+        column, and CodeError."""
         if self._assigned is not None:
             raise ConfigError("a consumer is assigned queues or subscribes to topics, not both")
         source = code_source(code) if code is not None else None
@@ -145,7 +114,7 @@ class Consumer:
         sql: str | None = None,
         code: Code | None = None,
     ) -> None:
-        """These queues, whoever else reads them: it does not take part in the sharing. Before the
+        """Reads these queues, whoever else does: it takes no part in the sharing. Called before the
         start, or again while it runs. `code` filters in this process: nothing is uploaded in the
         name of a group that it is not a member of."""
         if self._member.subscriptions:
@@ -160,8 +129,8 @@ class Consumer:
             self._pull_anew(topics)
 
     def _pull_anew(self, topics: set[str]) -> None:
-        """A pull that waits at the broker has the old filter, and would pass over what it does not
-        match."""
+        """Pulls once more what is being pulled: a pull that waits at the broker has the old filter,
+        and would pass over what it does not match."""
         for inbox in self._inboxes.values():
             if inbox.queue.topic in topics:
                 inbox.begin_anew()
@@ -214,7 +183,7 @@ class Consumer:
             await self._save()
         for inbox in self._inboxes.values():
             inbox.drop()
-        self._arrived.set()
+        self._inboxes.wake()
         await self._session.close()
 
     async def __aenter__(self) -> Self:
@@ -228,14 +197,14 @@ class Consumer:
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self._settle()
+            self._inboxes.mark_processed()
         await self.close()
 
     def _fail(self, error: Exception) -> None:
-        if self._error is None:
+        if self._inboxes.error is None:
             log.error("group %s: %s", self.group, error)
-            self._error = error
-            self._arrived.set()
+            self._inboxes.error = error
+            self._inboxes.wake()
 
     # Taking messages
 
@@ -243,37 +212,39 @@ class Consumer:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        """Ends when the consumer is closed."""
+        """Returns the next message. Ends when the consumer is closed."""
         self._check_started()
-        self._settle()
+        inboxes = self._inboxes
+        inboxes.mark_processed()
         while True:
-            message = self._take_one(before_errors=False)
+            message = inboxes.take_one(before_errors=False)
             if message is not None:
                 return message
-            if not await self._wait(None):
+            if not await inboxes.wait(None):
                 raise StopAsyncIteration
 
     async def getmany(self, limit: int = 500, timeout: float = 5.0) -> list[ReceivedMessage]:
-        """As many as there are, up to `limit`; none if none come within `timeout` seconds. Fewer
-        if their bodies are compressed, and have `max_body_size` bytes together by then.
+        """Returns as many as there are, up to `limit`; none if none come within `timeout` seconds.
+        Fewer if their bodies are compressed, and have `max_body_size` bytes together by then.
 
         Raises UnreadableMessage for a damaged record, if no message was taken before it.
         """
         self._check_started()
         self._session.check()
-        self._settle()
+        inboxes = self._inboxes
+        inboxes.mark_processed()
         deadline = time.monotonic() + timeout
         found: list[ReceivedMessage] = []
         room = self.config.max_body_size
         while True:
             while len(found) < limit and room > 0:
-                message = self._take_one(before_errors=bool(found))
+                message = inboxes.take_one(before_errors=bool(found))
                 if message is None:
                     break
                 found.append(message)
                 if message.stored_body and message.is_readable:
                     room -= len(message.body)
-            if found or not await self._wait(deadline):
+            if found or not await inboxes.wait(deadline):
                 return found
 
     async def batches(
@@ -285,9 +256,9 @@ class Consumer:
         properties: Sequence[str] | None = None,
         idle: float | None = None,
     ) -> "AsyncIterator[pa.RecordBatch]":
-        """Arrow record batches of about `rows` messages, or of what came within `linger` seconds
-        of the first. `columns` are those wanted, all if not given; `properties` are given columns
-        of their own. Ends when the consumer is closed, or nothing came for `idle` seconds.
+        """Yields Arrow record batches of about `rows` messages, or of what came within `linger`
+        seconds of the first. `columns` are those wanted, all if not given; `properties` are given
+        columns of their own. Ends when the consumer is closed, or nothing came for `idle` seconds.
 
         Raises UnreadableMessage for a damaged record, or a body that can't be decompressed, after
         the rows before it; another call goes on with what follows.
@@ -297,252 +268,42 @@ class Consumer:
         self._check_started()
         # wrong columns are told of now; the first time on a machine it compiles, for some seconds
         await asyncio.to_thread(decode, [], columns=columns, properties=properties)
+        inboxes = self._inboxes
         while True:
-            self._settle()
-            taken = await self._take_pieces(rows, linger, idle)
+            inboxes.mark_processed()
+            taken = await inboxes.take_pieces(rows, linger, idle)
             if not taken:
                 return
-            by_tags: dict[frozenset[str], list[tuple[Inbox, _Piece]]] = {}
+            by_tags: dict[frozenset[str], list[tuple[Inbox, Piece]]] = {}
             for inbox, piece in taken:
-                by_tags.setdefault(self._tags(inbox.queue.topic), []).append((inbox, piece))
+                by_tags.setdefault(inboxes.tags(inbox.queue.topic), []).append((inbox, piece))
             try:
                 for tags in list(by_tags):
-                    for batch, is_last in self._decoded(by_tags[tags], columns, properties, tags):
-                        self._settle()
+                    for batch, is_last in decode_pieces(
+                        inboxes,
+                        by_tags[tags],
+                        self.config,
+                        columns=columns,
+                        properties=properties,
+                        tags=tags,
+                    ):
+                        inboxes.mark_processed()
                         if is_last:
                             for inbox, piece in by_tags.pop(tags):
                                 inbox.lent -= 1
-                                self._hand_out(inbox, piece.next_offset)
+                                inboxes.hand_out(inbox, piece.next_offset)
                         if batch.num_rows:
                             yield batch
             finally:  # who asked has gone, or decoding failed: nobody saw the rest
                 for inbox, piece in reversed([one for some in by_tags.values() for one in some]):
-                    self._put_back(inbox, piece)
-
-    def _decoded(
-        self,
-        taken: list[tuple[Inbox, _Piece]],
-        columns: Sequence[str] | None,
-        properties: Sequence[str] | None,
-        tags: frozenset[str],
-    ) -> "Iterator[tuple[pa.RecordBatch, bool]]":
-        """Batches of what was taken, and whether each is the last. What lies behind damage is taken
-        out of `taken`, and so is what was passed over when UnreadableMessage is raised."""
-        from .columns import Chunk, decode_parts
-
-        while True:
-            chunks = [
-                Chunk(one.queue.broker_name, one.queue.topic, piece.body[piece.at :])
-                for one, piece in taken
-            ]
-            try:
-                yield from decode_parts(
-                    chunks,
-                    columns=columns,
-                    properties=properties,
-                    tags=tags,
-                    max_body_size=self.config.max_body_size,
-                )
-                return
-            except UnreadableMessage:
-                self._settle()
-                self._pass_over(taken, tags)
-                raise
-            except CorruptRecord:  # nothing was given yet
-                if not self._cut_damaged(taken):
-                    raise
-
-    def _cut_damaged(self, taken: list[tuple[Inbox, _Piece]]) -> bool:
-        """Leave out of pieces what a damaged record begins, and have it pulled again by itself.
-        Whether there was such a record."""
-        cut: set[MessageQueue] = set()
-        for inbox, piece in list(taken):
-            if inbox.queue in cut:
-                taken.remove((inbox, piece))
-                inbox.lent -= 1
-                continue
-            good, offset = piece.at, piece.offset
-            try:
-                while good < len(piece.body):
-                    message = decode_one(piece.body, inbox.queue, good)
-                    good, offset = good + message.size, _between(message.offset + 1, piece)
-            except CorruptRecord:
-                cut.add(inbox.queue)
-                self._isolate(inbox, offset, piece.next_offset)
-                if good == piece.at:
-                    taken.remove((inbox, piece))
-                    inbox.lent -= 1
-                else:
-                    piece.body, piece.next_offset = piece.body[:good], offset
-        return bool(cut)
-
-    def _pass_over(self, taken: list[tuple[Inbox, _Piece]], tags: frozenset[str]) -> None:
-        """The first message whose body can't be read: what is before it was given, and its error is
-        raised."""
-        limit, is_found = self.config.max_body_size, False
-        while taken and not is_found:
-            inbox, piece = taken[0]
-            while piece.at < len(piece.body) and not is_found:
-                message = decode_one(piece.body, inbox.queue, piece.at, limit)
-                piece.at += message.size
-                piece.offset = _between(message.offset + 1, piece)
-                is_found = (not tags or message.tags in tags) and not message.is_readable
-            if piece.at < len(piece.body):
-                self._hand_out(inbox, piece.offset)
-            else:
-                taken.pop(0)
-                inbox.lent -= 1
-                self._hand_out(inbox, piece.next_offset)
+                    inboxes.put_back(inbox, piece)
 
     def _check_started(self) -> None:
         if not self.started:
             raise ClientClosed("consumer", started=False)
 
-    def _tags(self, topic: str) -> frozenset[str]:
-        """For the second, exact look: the broker compares hashes."""
-        one = self._filter(topic)
-        return frozenset(one.tags) if one is not None else frozenset()
-
     def _filter(self, topic: str) -> Subscription | None:
         return self._member.subscriptions.get(topic) or self._assigned_filters.get(topic)
-
-    def _take_one(self, *, before_errors: bool) -> ReceivedMessage | None:
-        """The next message; None if there is none, or none before an error. Raises
-        UnreadableMessage."""
-        limit = self.config.max_body_size
-        while self._turns:
-            inbox = self._turns[0]
-            if inbox.is_dropped or not inbox.pieces:
-                self._turns.popleft()
-                continue
-            piece = inbox.pieces[0]
-            if piece.error is not None:
-                if before_errors:
-                    return None
-                raise self._take_error(inbox)
-            try:
-                message = decode_one(piece.body, inbox.queue, piece.at, limit)
-            except CorruptRecord:
-                self._isolate(inbox, piece.offset, piece.next_offset)
-                continue
-            piece.at += message.size
-            reached = piece.offset = _between(message.offset + 1, piece)
-            if piece.at >= len(piece.body):
-                reached = piece.next_offset
-                self._finish_piece(inbox)
-                self._turns.popleft()  # a queue's turn is as long as one answer of a pull
-                if inbox.pieces:
-                    self._turns.append(inbox)
-            self._hand_out(inbox, reached)
-            tags = self._tags(inbox.queue.topic)
-            if not tags or message.tags in tags:
-                return message
-        return None
-
-    def _take_error(self, inbox: Inbox) -> UnreadableMessage:
-        """Takes the error the inbox begins with. It counts as handed out: the next message is the
-        one after it."""
-        piece = self._finish_piece(inbox)
-        self._turns.remove(inbox)
-        if inbox.pieces:
-            self._turns.append(inbox)
-        self._hand_out(inbox, piece.next_offset)
-        assert piece.error is not None
-        return piece.error
-
-    def _isolate(self, inbox: Inbox, offset: int, before: int) -> None:
-        """Pull what comes from an offset on anew, one message at a time: there is a damaged record
-        before another offset."""
-        log.warning("%s: a record from offset %d on is damaged: pulled again", inbox.queue, offset)
-        inbox.pieces.clear()
-        inbox.count = inbox.bytes = 0
-        if inbox in self._turns:
-            self._turns.remove(inbox)
-        inbox.next_offset = offset
-        inbox.isolate(before)
-        self._limit(inbox)
-        inbox.begin_anew()
-
-    async def _take_pieces(
-        self, rows: int, linger: float, idle: float | None
-    ) -> list[tuple[Inbox, _Piece]]:
-        """What is left of answers of pulls, lent: it is to be handed out or put back. None if there
-        will be no more."""
-        found: list[tuple[Inbox, _Piece]] = []
-        count = size = 0
-        deadline = None if idle is None else time.monotonic() + idle
-        try:
-            while True:
-                while self._turns and count < rows and size < _MOST_BYTES:
-                    inbox = self._turns.popleft()
-                    if inbox.is_dropped or not inbox.pieces:
-                        continue
-                    if inbox.pieces[0].error is not None:
-                        self._turns.appendleft(inbox)
-                        if found:
-                            return found
-                        raise self._take_error(inbox)
-                    if not found:
-                        deadline = time.monotonic() + linger
-                    piece = self._finish_piece(inbox)
-                    inbox.lent += 1
-                    found.append((inbox, piece))
-                    if inbox.pieces:
-                        self._turns.append(inbox)
-                    count += piece.count
-                    size += len(piece.body)
-                if count >= rows or size >= _MOST_BYTES or not await self._wait(deadline):
-                    return found
-        except BaseException:  # cancelled, for one
-            for inbox, piece in reversed(found):
-                self._put_back(inbox, piece)
-            raise
-
-    def _finish_piece(self, inbox: Inbox) -> _Piece:
-        piece = inbox.pieces.popleft()
-        inbox.count -= piece.count
-        inbox.bytes -= len(piece.body)
-        self._limit(inbox)
-        return piece
-
-    def _put_back(self, inbox: Inbox, piece: _Piece) -> None:
-        if not inbox.pieces:
-            self._turns.append(inbox)
-        inbox.pieces.appendleft(piece)
-        inbox.lent -= 1
-        inbox.count += piece.count
-        inbox.bytes += len(piece.body)
-
-    def _hand_out(self, inbox: Inbox, reached: int) -> None:
-        inbox.position = reached
-        self._taken[inbox.queue] = (inbox, reached)
-
-    def _settle(self) -> None:
-        """What was handed out is worked off."""
-        for inbox, reached in self._taken.values():
-            inbox.done = reached
-        self._taken.clear()
-
-    async def _wait(self, deadline: float | None) -> bool:
-        """For something to come; False if nothing will, or not in time. Raises what went wrong."""
-        while not self._turns:
-            if self._error is not None:
-                raise self._error
-            if not self._session.is_running:
-                return False
-            self._arrived.clear()
-            if deadline is None:
-                await self._arrived.wait()
-                continue
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            try:
-                async with asyncio.timeout(left):
-                    await self._arrived.wait()
-            except TimeoutError:
-                return False
-        return True
 
     # Queues come and go: called by the member
 
@@ -566,18 +327,17 @@ class Consumer:
             old.drop()
         inbox = self._inboxes[queue] = Inbox(queue, offset)
         inbox.is_paused = paused
-        inbox.begin(self._session, self._puller, self._filter, self._came, self._fail)
+        inbox.begin(self._session, self._puller, self._filter, self._inboxes.put, self._fail)
 
     async def lose(self, queues: list[MessageQueue]) -> None:
         lost = [one for queue in queues if (one := self._inboxes.pop(queue, None)) is not None]
         for inbox in lost:
-            inbox.drop()
-            self._taken.pop(inbox.queue, None)
+            self._inboxes.drop(inbox)
         if self.config.auto_commit:
             await self._save_some(lost)
 
     async def restart(self, offsets: dict[MessageQueue, int]) -> None:
-        """From other offsets, forwards or back, as an operator has it."""
+        """Begins again from other offsets, forwards or back, as an operator has it."""
         async with self._member.balancing:
             for queue, offset in offsets.items():
                 if queue in self._inboxes:
@@ -587,56 +347,8 @@ class Consumer:
 
     def _move(self, queue: MessageQueue, offset: int) -> None:
         inbox = self._inboxes[queue]
-        inbox.drop()
-        self._taken.pop(queue, None)
+        self._inboxes.drop(inbox)
         self._take_up(queue, offset, paused=inbox.is_paused)
-
-    def _came(self, stream: Stream, pulled: Pulled) -> None:
-        inbox = self._inboxes.get(stream.queue)
-        if inbox is not stream or inbox is None:
-            return
-        if pulled.is_moved:
-            log.warning(
-                "%s: there is nothing at offset %d (first %d, end %d): on from %d",
-                *(inbox.queue, pulled.offset, pulled.min_offset, pulled.max_offset),
-                pulled.next_offset,
-            )
-        count = pulled.count
-        if count is None:
-            count = min(max(pulled.next_offset - pulled.offset, 0), self.config.pull_size)
-        if not pulled.body:
-            if not inbox.pieces and not inbox.lent:  # what did not match is passed
-                inbox.position = pulled.next_offset
-                if inbox.queue not in self._taken:
-                    inbox.done = pulled.next_offset
-            return
-        if not inbox.pieces:
-            self._turns.append(inbox)
-        piece = _Piece(pulled.body, pulled.offset, pulled.next_offset, count)
-        if inbox.is_isolating:
-            piece.error = examine(pulled.body, inbox.queue, pulled.next_offset - 1)
-            if piece.error is not None:
-                piece.body = b""
-                inbox.isolate(0)
-        inbox.pieces.append(piece)
-        inbox.count += count
-        inbox.bytes += len(piece.body)
-        self._limit(inbox)
-        self._arrived.set()
-
-    def _limit(self, inbox: Inbox) -> None:
-        config = self.config
-        was = inbox.is_full
-        each = inbox.bytes // inbox.count + 1 if inbox.count else 1
-        inbox.room = min(
-            config.max_queue_messages - inbox.count,
-            (config.max_queue_bytes - inbox.bytes) // each,
-        )
-        inbox.is_full = (
-            inbox.count >= config.max_queue_messages or inbox.bytes >= config.max_queue_bytes
-        )
-        if was and not inbox.is_full:
-            inbox.changed()
 
     # Where it is
 
@@ -655,7 +367,8 @@ class Consumer:
             self._move(queue, offset)
 
     async def seek_to_first(self, *queues: MessageQueue) -> None:
-        """Of all queues if none is given; and so with the others."""
+        """Moves to the first message of these queues, of all it reads if none is given; and so with
+        the others."""
         for queue in queues or self.assignment:
             self._check_held(queue)
             self._move(queue, await self.first_offset(queue))
@@ -666,7 +379,7 @@ class Consumer:
             self._move(queue, await self.last_offset(queue))
 
     async def seek_to_time(self, moment: Moment, *queues: MessageQueue) -> None:
-        """To the first message stored then or later."""
+        """Moves to the first message stored then or later."""
         for queue in queues or self.assignment:
             self._check_held(queue)
             self._move(queue, await self.offset_at(queue, moment))
@@ -689,9 +402,10 @@ class Consumer:
             self._inboxes[queue].changed()
 
     async def commit(self) -> None:
-        """All that was handed out is worked off, and saved. Raises Error, TimeoutError."""
+        """Counts all that was handed out as processed, and saves that. Raises Error,
+        TimeoutError."""
         self._session.check()
-        self._settle()
+        self._inboxes.mark_processed()
         await self._save_all(list(self._inboxes.values()))
 
     async def committed(self, queue: MessageQueue) -> int | None:
@@ -733,7 +447,7 @@ class Consumer:
     # What there is
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Those that can be read. Raises TopicNotFound, Unreachable."""
+        """Returns the queues of a topic that can be read. Raises TopicNotFound, Unreachable."""
         await self._session.start()
         return await self._session.routes.read_queues(topic)
 
@@ -742,16 +456,11 @@ class Consumer:
         return await offset_queries.first_offset(self._session, queue)
 
     async def last_offset(self, queue: MessageQueue) -> int:
-        """Of the message to come."""
+        """Returns the offset that the next message of the queue will have."""
         await self._session.start()
         return await offset_queries.last_offset(self._session, queue)
 
     async def offset_at(self, queue: MessageQueue, moment: Moment) -> int:
-        """Of the first message stored then or later."""
+        """Returns the offset of the first message stored then or later."""
         await self._session.start()
         return await offset_queries.offset_at(self._session, queue, millis(moment))
-
-
-def _between(offset: int, piece: _Piece) -> int:
-    """An offset a record says, if it can be: a damaged one is not to move the group's."""
-    return min(max(offset, piece.offset), piece.next_offset)

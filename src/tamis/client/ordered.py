@@ -19,8 +19,9 @@ from ..wire.codes import RequestCode
 from .received import ReceivedMessage
 
 if TYPE_CHECKING:
-    from .push import PushConsumer, WorkQueue
+    from .push import PushConsumer
     from .session import Session
+    from .workqueue import WorkQueue
 
 __all__ = ["Locks", "consume_in_order"]
 

@@ -1,9 +1,10 @@
 """The push consumer: each message to a handler, and what happens when that fails.
 
-Concurrent: any of `concurrency` workers takes the next message; the group's offset is that of the
-first message not done yet, so none is passed over. A failed message goes back to the broker, which
-gives it to the group's retry topic after a while, in the end to its dead letter topic. Ordered:
-see `ordered`.
+This module starts and stops it, takes queues up and gives them back. Unordered: any of
+`concurrency` workers takes the next message (`unordered`); a failed one goes back to the broker,
+which gives it to the group's retry topic after a while, in the end to its dead letter topic.
+Ordered: see `ordered`. Either way the group's offset is that of the first message not done yet, so
+none is passed over (`workqueue`).
 
 A message whose body can't be read (`UnreadableMessage`) fails its handler when that asks for the
 body, and goes to the dead letter topic at once: another attempt would meet the same. A damaged
@@ -14,13 +15,10 @@ it, and the queue goes on behind it.
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
 from types import TracebackType
 from typing import Final, Self
 
@@ -39,65 +37,19 @@ from .remote import Remote
 from .sendback import SendBack
 from .session import Session, every
 from .subscriptions import subscription
+from .unordered import ReadyMessages
+from .workqueue import WorkQueue
 
 __all__ = ["PushConsumer"]
 
 log = logging.getLogger(__name__)
 
 _DEFAULTS: Final = ConsumerConfig()
-_AGAIN: Final = 5.0  # seconds until a message is handled again that could not be sent back
 _DEFAULT_RECONSUMES: Final = 16
 
 
-# Whose handler this task is, or was started by.
+# The consumer whose handler this task is, or was started by.
 _within: ContextVar[object] = ContextVar("_within", default=None)
-
-
-class WorkQueue(Stream):
-    """A queue that is read, with its messages that are not done yet."""
-
-    def __init__(self, queue: MessageQueue, offset: int) -> None:
-        super().__init__(queue, offset)
-        self.waiting: deque[ReceivedMessage] = deque()  # of an ordered consumer: not begun
-        self.bytes = 0
-        self.committed: int | None = None  # what was saved last
-        self.last_consume = time.time()
-        self.locked_until = 0.0
-        self.worker: asyncio.Task[None] | None = None
-        self.arrived = asyncio.Event()
-        self._order: deque[int] = deque()  # offsets not done, ascending
-        self._done: set[int] = set()
-        self._reached = offset  # all before it was pulled
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def put(self, messages: list[ReceivedMessage], reached: int) -> None:
-        for message in messages:
-            self._order.append(message.offset)
-            self.bytes += message.size
-        self._reached = reached
-
-    def finish(self, message: ReceivedMessage) -> None:
-        self._done.add(message.offset)
-        self.bytes -= message.size
-        while self._order and self._order[0] in self._done:
-            self._done.discard(self._order.popleft())
-        self.last_consume = time.time()
-
-    @property
-    def done_to(self) -> int:
-        """Every message before it is done."""
-        return self._order[0] if self._order else self._reached
-
-    @property
-    def span(self) -> int:
-        return self._order[-1] - self._order[0] if self._order else 0
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The first and the last offset not done; zeros if there is none."""
-        return (self._order[0], self._order[-1]) if self._order else (0, 0)
 
 
 class PushConsumer:
@@ -146,10 +98,9 @@ class PushConsumer:
         self._send_back = SendBack(self._session, group, self.max_reconsume_times)
         self._locks = Locks(self._session, group)
         self._queues: dict[MessageQueue, WorkQueue] = {}
-        self._ready: deque[tuple[WorkQueue, list[ReceivedMessage]]] = deque()
-        self._work = asyncio.Semaphore(0)  # how many are ready
+        self._ready = ReadyMessages(self, self._send_back)
         self._slots = asyncio.Semaphore(config.concurrency)  # of an ordered consumer
-        self._busy = 0
+        self._busy_slots = 0
         self._is_paused = False
         self._is_draining = False
         self._ended: asyncio.Future[None] | None = None
@@ -189,9 +140,9 @@ class PushConsumer:
         sql: str | None = None,
         code: Code | None = None,
     ) -> None:
-        """Before or after the start. All messages of the topic, those with one of the tags
-        (`"A || B"`), or those that SQL92 or a filter in code matches. Raises InvalidFilter, with
-        the column, and CodeError."""
+        """Reads all messages of the topic, those with one of the tags (`"A || B"`), or those that
+        SQL92 or a filter in code matches. Called before or after the start. Raises InvalidFilter,
+        with the column, and CodeError."""
         source = code_source(code) if code is not None else None
         one = subscription(topic, tags, sql, source)
         if handler is None and self._handler is None:
@@ -252,7 +203,7 @@ class PushConsumer:
             ]
 
     async def run(self) -> None:
-        """Until it is closed. Raises what it can't live with: no permission, a group that the
+        """Waits until it is closed. Raises what it can't live with: no permission, a group that the
         broker does not know, a subscription that differs from the others' if it is strict."""
         if self._ended is None:
             await self.start()
@@ -286,10 +237,11 @@ class PushConsumer:
             one.is_paused = True
         try:
             async with asyncio.timeout(self.config.drain):
-                while self._busy:
+                while self._busy_slots or self._ready.busy:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            log.warning("group %s: %d handlers did not end in time", self.group, self._busy)
+            busy = self._busy_slots + self._ready.busy
+            log.warning("group %s: %d handlers did not end in time", self.group, busy)
         for worker in self._workers:
             worker.cancel()
         for one in self._queues.values():
@@ -382,25 +334,25 @@ class PushConsumer:
 
     async def _hand_over(self, work: WorkQueue) -> None:
         """A locked queue is not given away while a message of it is handled."""
-        await _ended(work, self.config.drain)
+        await work.wait_for_worker(self.config.drain)
         await self._save_some([work])
         await self._locks.release([work.queue])
 
     async def restart(self, offsets: dict[MessageQueue, int]) -> None:
-        """From other offsets, forwards or back, as an operator has it."""
+        """Begins again from other offsets, forwards or back, as an operator has it."""
         async with self._member.balancing:
             for queue, offset in offsets.items():
                 work = self._queues.get(queue)
                 if work is not None:
                     work.drop()
-                    await _ended(work, self.config.drain)
+                    await work.wait_for_worker(self.config.drain)
                     log.warning("%s: reset from %d to %d", queue, work.done_to, offset)
                     self._take_up(queue, offset)
             await self._save()
 
     def reports(self) -> dict[MessageQueue, QueueReport]:
         """What it tells brokers of its queues."""
-        return {work.queue: _report(work) for work in self._queues.values()}
+        return {work.queue: work.report() for work in self._queues.values()}
 
     def work_queues(self) -> list[WorkQueue]:
         return list(self._queues.values())
@@ -419,7 +371,6 @@ class PushConsumer:
             )
         messages = self._wanted(work, pulled)
         work.put(messages, pulled.next_offset)
-        config = self.config
         for message in messages:
             message.properties["MIN_OFFSET"] = str(pulled.min_offset)
             message.properties["MAX_OFFSET"] = str(pulled.max_offset)
@@ -427,17 +378,12 @@ class PushConsumer:
             work.waiting.extend(messages)
             work.arrived.set()
         else:
-            size = config.handler_batch
-            for _, some in groupby(messages, key=attrgetter("topic")):  # each has its handler
-                alike = list(some)
-                for at in range(0, len(alike), size):
-                    self._ready.append((work, alike[at : at + size]))
-                    self._work.release()
-        self._limit(work)
+            self._ready.put(work, messages)
+        work.update_room(self.config, ordered=self.ordered)
 
     def _wanted(self, work: WorkQueue, pulled: Pulled) -> list[ReceivedMessage]:
-        """The second, exact look at tags: the broker compares hashes, and may hold the filter of
-        another member."""
+        """Returns the messages that match. Tags are compared here once more, exactly: the broker
+        compares hashes, and may hold the filter of another member."""
         one = self._member.subscriptions.get(work.queue.topic)
         found = self._decoded(work, pulled) if pulled.body else []
         if one is not None and one.tags:
@@ -446,8 +392,8 @@ class PushConsumer:
         return found
 
     def _decoded(self, work: WorkQueue, pulled: Pulled) -> list[ReceivedMessage]:
-        """The messages of an answer. Those from a damaged record on are pulled again, one at a
-        time; then that one is passed over."""
+        """Returns the messages of an answer. Those from a damaged record on are pulled again, one
+        at a time; then that one is passed over."""
         found: list[ReceivedMessage] = []
         try:
             for message in decode_all(pulled.body, work.queue, self.config.max_body_size):
@@ -473,57 +419,7 @@ class PushConsumer:
             except Exception:  # the edge: a queue is not to be left because of it
                 log.exception("group %s: on_unreadable failed", self.group)
 
-    def _limit(self, work: WorkQueue) -> None:
-        config = self.config
-        # bytes and span are bounded as what is there suggests; with nothing there, nothing is known
-        each = work.bytes // len(work) + 1 if len(work) else config.max_queue_bytes
-        work.room = min(
-            config.max_queue_messages - len(work),
-            config.max_span - work.span,
-            (config.max_queue_bytes - work.bytes) // each,
-        )
-        was, work.is_full = (
-            work.is_full,
-            (
-                len(work) >= config.max_queue_messages
-                or work.bytes >= config.max_queue_bytes
-                or (not self.ordered and work.span >= config.max_span)
-            ),
-        )
-        if was and not work.is_full:
-            work.changed()
-
     # Messages are handled
-
-    async def _consume(self) -> None:
-        """A worker."""
-        _within.set(self)
-        while True:
-            await self._work.acquire()
-            work, messages = self._ready.popleft()
-            if work.is_dropped or self._is_draining:
-                continue
-            self._busy += 1
-            try:
-                await self._handle(work, messages)
-            except asyncio.CancelledError:
-                raise
-            except Exception:  # the edge: a worker is not to be lost
-                log.exception("%s", work.queue)
-            finally:
-                self._busy -= 1
-
-    async def _handle(self, work: WorkQueue, messages: list[ReceivedMessage]) -> None:
-        is_consumed, level = await self.call(messages)
-        if work.is_dropped:
-            return  # it is another member's now, and comes again there
-        for message in messages:
-            # for what can't be read another attempt would end the same
-            if is_consumed or await self._give_back(message, level if message.is_readable else -1):
-                work.finish(message)
-            else:
-                asyncio.get_running_loop().call_later(_AGAIN, self._again, work, message)
-        self._limit(work)
 
     async def call(self, messages: list[ReceivedMessage]) -> Verdict:
         handler = self._handlers.get(messages[0].topic, self._handler)
@@ -531,6 +427,10 @@ class PushConsumer:
             log.error("topic %s: there is no handler for it any more", messages[0].topic)
             return False, 0
         return await self._calls.call(handler, messages, as_list=self.config.handler_batch > 1)
+
+    async def _consume(self) -> None:
+        _within.set(self)
+        await self._ready.consume()
 
     async def _consume_in_order(self, work: WorkQueue) -> None:
         _within.set(self)
@@ -542,11 +442,11 @@ class PushConsumer:
     async def slot(self) -> AsyncIterator[None]:
         """One of as many as may be busy at a time."""
         async with self._slots:
-            self._busy += 1
+            self._busy_slots += 1
             try:
                 yield
             finally:
-                self._busy -= 1
+                self._busy_slots -= 1
 
     @property
     def is_draining(self) -> bool:
@@ -558,7 +458,7 @@ class PushConsumer:
             for message in messages:
                 work.waiting.popleft()
                 work.finish(message)
-            self._limit(work)
+            work.update_room(self.config, ordered=self.ordered)
 
     async def dead_letter(self, message: ReceivedMessage) -> bool:
         return await self._send_back(message, -1)
@@ -566,24 +466,6 @@ class PushConsumer:
     async def renew(self, work: WorkQueue) -> None:
         if work.queue in await self._locks.acquire([work.queue]):
             work.locked_until = self._locks.until()
-
-    async def _give_back(self, message: ReceivedMessage, level: int) -> bool:
-        if self.config.is_broadcasting:
-            log.error(
-                "message %s is dropped: it failed, and broadcasting knows no retry",
-                message.message_id,
-            )
-            return True
-        try:
-            return await self._send_back(message, level)
-        except Exception:  # whatever it is: the message is not to be forgotten
-            log.exception("message %s: it is handled again here", message.message_id)
-            return False
-
-    def _again(self, work: WorkQueue, message: ReceivedMessage) -> None:
-        message.reconsume_times += 1
-        self._ready.append((work, [message]))
-        self._work.release()
 
     # How far it came
 
@@ -608,26 +490,3 @@ class PushConsumer:
         for work in self.work_queues():
             # one that another member got hold of is not handled any further
             work.locked_until = self._locks.until() if work.queue in held else 0.0
-
-
-def _report(work: WorkQueue) -> QueueReport:
-    first, last = work.ends
-    return QueueReport(
-        commit_offset=work.done_to,
-        first_cached=first,
-        last_cached=last,
-        cached=len(work),
-        cached_mib=work.bytes >> 20,
-        locked=time.monotonic() < work.locked_until,
-        dropped=work.is_dropped,
-        last_pull_timestamp=int(work.last_pull * 1000),
-        last_consume_timestamp=int(work.last_consume * 1000),
-    )
-
-
-async def _ended(work: WorkQueue, timeout: float) -> None:
-    """Its worker ends when it sees that the queue is dropped."""
-    work.arrived.set()
-    if work.worker is not None and work.worker is not asyncio.current_task():
-        await asyncio.wait([work.worker], timeout=timeout)
-        work.worker.cancel()

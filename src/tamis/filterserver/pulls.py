@@ -190,9 +190,9 @@ class Puller:
     async def _judge(self, stream: Stream) -> None:
         """Judge the next batch of what was read."""
         by = stream.by
-        held = by.held.get(stream.queue_id)
-        if held is not None and held.offset == stream.position and self._clock() < held.retry_at:
-            raise _HeldBack(self._held_remark(stream, held))
+        last = by.held.get(stream.queue_id)
+        if last is not None and last.offset == stream.position and self._clock() < last.retry_at:
+            raise _HeldBack(self._held_remark(stream, last))
         answers = await stream.batch(self._config.batch)
         if not answers:
             return

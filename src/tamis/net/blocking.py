@@ -3,6 +3,7 @@
 Several requests may be on their way at once: `post` each, then take the answers as they come.
 """
 
+import select
 import socket
 import time
 from typing import Final, Self
@@ -52,14 +53,13 @@ class BlockingPeer:
 
     def answers(self, timeout: float) -> list[Command]:
         """Those that came since, at least one. Raises TimeoutError or ConnectionError."""
-        if self._answers:
-            found = list(self._answers.values())
-            self._answers.clear()
-            return found
-        self.send(timeout)
+        if not self._answers:
+            self.send(timeout)
         deadline = time.monotonic() + timeout
-        while not (found := self._receive(deadline, timeout)):
-            pass
+        while not self._answers:
+            self._receive(deadline, timeout)
+        found = list(self._answers.values())
+        self._answers.clear()
         return found
 
     def answer(self, opaque: int, timeout: float) -> Command:
@@ -67,8 +67,7 @@ class BlockingPeer:
         self.send(timeout)
         deadline = time.monotonic() + timeout
         while opaque not in self._answers:
-            for one in self._receive(deadline, timeout):
-                self._answers[one.opaque] = one
+            self._receive(deadline, timeout)
         return self._answers.pop(opaque)
 
     def ask(self, request: Command, timeout: float) -> Command:
@@ -80,22 +79,38 @@ class BlockingPeer:
             self._wire.settle(opaque)
 
     def send(self, timeout: float) -> None:
-        """What was posted, now. Raises TimeoutError or ConnectionError."""
+        """Send what was posted, now. Raises TimeoutError or ConnectionError.
+
+        Answers that come meanwhile are read: a server takes no more requests of a peer that does
+        not read its answers, and both would wait.
+        """
         if self.is_closed:
             raise ConnectionError(f"{self} closed the connection")
         if not self._unsent:
             return
-        data, self._unsent = b"".join(self._unsent), []
-        self._socket.settimeout(timeout)
-        try:
-            self._socket.sendall(data)
-        except TimeoutError:
-            self.close()  # part of a frame may have gone
-            raise self._timeout(timeout) from None
-        except OSError as error:
-            raise self._lost(error) from error
+        data, self._unsent = memoryview(b"".join(self._unsent)), []
+        deadline = time.monotonic() + timeout
+        while data:
+            self._socket.settimeout(0)
+            try:
+                data = data[self._socket.send(data) :]
+            except BlockingIOError:
+                self._wait_to_send(deadline, timeout)
+            except OSError as error:
+                raise self._lost(error) from error
 
-    def _receive(self, deadline: float, timeout: float) -> list[Command]:
+    def _wait_to_send(self, deadline: float, timeout: float) -> None:
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN | select.POLLOUT)
+        events = ready.poll(max(deadline - time.monotonic(), 0) * 1000)
+        if not events:
+            self.close()  # part of a frame may have gone
+            raise self._timeout(timeout)
+        if events[0][1] & select.POLLIN:
+            self._receive(deadline, timeout)
+
+    def _receive(self, deadline: float, timeout: float) -> None:
+        """Read what is there, or wait for it, and keep the answers in it."""
         self._socket.settimeout(self._left(deadline, timeout))
         try:
             size = self._socket.recv_into(self._buffer)
@@ -110,7 +125,9 @@ class BlockingPeer:
             found = self._wire.receive(bytes(self._view[:size]))
         except RemoteProtocolError as error:
             raise self._lost(error) from error
-        return [one for one in found if one.flag & CommandFlag.RESPONSE]
+        for one in found:
+            if one.flag & CommandFlag.RESPONSE:
+                self._answers[one.opaque] = one
 
     def _left(self, deadline: float, timeout: float) -> float:
         left = deadline - time.monotonic()

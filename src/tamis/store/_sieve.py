@@ -24,6 +24,7 @@ __all__ = [
     "find_tagged",
     "property_spans",
     "take_records",
+    "unit_places",
 ]
 
 _EXT_BASE, _EXT_ADDRESS_MAX, _UNIT_BLANK = EXT_BASE, EXT_ADDRESS_MAX, UNIT_BLANK_SIZE
@@ -265,6 +266,22 @@ def take_records(
         if hot and taken >= first:  # RocketMQ finds out at the next unit
             return index + 1, walked, taken, total, FULL
     return len(numbers), count, taken, total, DONE
+
+
+@compiled
+def unit_places(
+    units: Address, numbers: Rows, next_: Int, file_start: Int, file_size: Int, out: Rows
+) -> Int:
+    """Writes where the records of the numbered units, from number `next_` on, lie in a log file;
+    returns how many of them do, and are not blank."""
+    count = 0
+    for index in range(next_, len(numbers)):
+        unit = units + 20 * numbers[index]
+        at = int8(unit) - file_start
+        if 0 <= at < file_size and _size(unit) != _UNIT_BLANK:
+            out[count] = at
+            count += 1
+    return count
 
 
 @inlined

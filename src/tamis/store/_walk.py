@@ -32,6 +32,7 @@ __all__ = [
     "is_sound",
     "java_hashes",
     "make_seals",
+    "pick_seals",
     "seal_check",
     "split_keys",
     "walk",
@@ -338,6 +339,31 @@ def first_not_before(places: Rows, at: Int, near: Int) -> Int:
         else:
             high = middle
     return low
+
+
+@compiled
+def pick_seals(
+    ats: Rows,
+    first: Int,
+    before: Int,
+    places: Rows,
+    crcs: Rows,
+    times: Rows,
+    picked: Rows,
+    count: Int,
+) -> tuple[Int, Int]:
+    """Appends to the `count` columns of `picked` the seals of the places `ats`, from number `first`
+    on, that lie before `before`: (number of the first that does not, columns)."""
+    near = 0
+    while first < len(ats) and ats[first] < before:
+        near = first_not_before(places, ats[first], near)
+        if near < len(places) and places[near] == ats[first]:
+            picked[0, count] = places[near]
+            picked[1, count] = crcs[near]
+            picked[2, count] = times[near]
+            count += 1
+        first += 1
+    return first, count
 
 
 @inlined

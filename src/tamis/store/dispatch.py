@@ -6,7 +6,6 @@ recovery and a rebuild from nothing. RocketMQ's `ReputMessageService` and its th
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from ..errors import ConfigError
 from ..filter.bloom import BloomFilter
-from ..filter.engines.columnar import BatchFilter, PropertyFinder
+from ..filter.engines.columnar import PropertyFinder
 from ..filter.engines.memory import Address, Int, compiled
 from ..filter.logic import Outcome
 from ..java import decode_utf8, string_hash
@@ -25,9 +24,10 @@ from .commitlog import Chunk, Queue, is_topic
 from .consumequeue import ConsumeQueue
 from .files import Bytes
 from .format import UNIT, UNIT_SIZE
+from .groupfilters import GroupFilter
 from .index import KeyIndex
 
-__all__ = ["DELAY_LEVELS", "Dispatcher", "GroupFilter", "parse_delay_levels"]
+__all__ = ["DELAY_LEVELS", "Dispatcher", "parse_delay_levels"]
 
 _FOUND = (PropertyName.TAGS, PropertyName.UNIQUE_KEY, PropertyName.KEYS, PropertyName.DELAY)
 _TAGS, _UNIQUE, _KEYS, _DELAY = range(4)
@@ -52,14 +52,6 @@ def parse_delay_levels(text: str) -> list[int]:
     if not levels:
         raise ConfigError(f"delay levels {text!r}: they are written like 1s 5m 2h")
     return levels
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFilter:
-    """A group's SQL on a topic, and the bits that stand for it."""
-
-    batch_filter: BatchFilter
-    positions: tuple[int, ...]
 
 
 class Dispatcher:

@@ -70,6 +70,7 @@ class StorePaths:
         self.checkpoint = root / "checkpoint"
         self.abort = root / "abort"
         self.lock = root / "lock"
+        self.note = root / "tamis.json"
 
     def queue(self, topic: str, queue_id: int) -> Path:
         return self.queues / topic / str(queue_id)

@@ -1,6 +1,5 @@
 """Looking into a store directory, ours or Apache's: no broker is needed, no byte is changed."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from .files import Files, StorePaths, file_start
 from .format import EXT_ADDRESS_MAX, UNIT_BLANK_SIZE, UNIT_SIZE
 from .index import ENTRY as INDEX_ENTRY
 from .index import KeyIndex
+from .notes import load_index_shape
 from .seals import Seals
 
 __all__ = ["Directory", "Problem", "QueueStat"]
@@ -274,12 +274,8 @@ class Directory:
 
     def _index_shape(self, size: int) -> tuple[int, int]:
         """(slots, entries): as we noted, or four entries a slot as RocketMQ has by default."""
-        try:
-            table = json.loads((self.paths.root / "tamis.json").read_text())
-            return table["index_slots"], table["index_entries"]
-        except (OSError, ValueError, KeyError, TypeError):
-            slots = (size - 40) // 84
-            return slots, 4 * slots
+        slots = (size - 40) // 84
+        return load_index_shape(self.paths.note) or (slots, 4 * slots)
 
 
 def _queue_end(queue: ConsumeQueue) -> int:

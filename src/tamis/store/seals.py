@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import StoreError
-from ._walk import find_altered, make_seals, seal_check
+from ._walk import find_altered, make_seals, pick_seals, seal_check
 from .files import Bytes, Files, file_name, file_start
 
 __all__ = ["NO_SEALS", "Sealed", "Seals"]
@@ -201,14 +201,13 @@ class Seals:
         last = max(bisect_right(known.firsts, int(ats[-1])) - 1, 0)
         if first == last:
             return self._piece(file, first)
-        numbers = np.unique(np.maximum(np.searchsorted(known.firsts, ats, side="right") - 1, 0))
-        found = list[Sealed]()
-        for number in numbers.tolist():
+        picked = np.empty((3, len(ats)), dtype=np.int64)
+        done = count = 0
+        while done < len(ats):
+            number = max(bisect_right(known.firsts, int(ats[done])) - 1, 0)
             piece = self._piece(file, number)
-            begin, end = np.searchsorted(ats, (known.firsts[number], _end(known, number)))
-            wanted = np.isin(piece.places, ats[begin:end], assume_unique=True)
-            found.append(Sealed(*(column[wanted] for column in piece)))
-        return Sealed(*map(np.concatenate, zip(*found, strict=True)))
+            done, count = pick_seals(ats, done, _end(known, number), *piece, picked, count)
+        return Sealed(*picked[:, :count])
 
     def places(self, file: int, at: int) -> Iterator[int]:
         """Where records of a log file were written, from `at` on, in order."""

@@ -34,6 +34,7 @@ from ._sieve import (
     find_tagged,
     property_spans,
     take_records,
+    unit_places,
 )
 from .commitlog import CommitLog
 from .consumequeue import ConsumeQueue, Stretch
@@ -419,7 +420,7 @@ class _Basket:
                     done += 1
                     why = OTHER_FILE if done < len(numbers) else DONE
                     continue
-                base, seals = file.address, self._seals(place, numbers[done:], start)
+                base, seals = file.address, self._seals(place, numbers, done, start)
             done, walked, self.taken, self._bytes, why = take_records(
                 place.address,
                 count,
@@ -446,14 +447,15 @@ class _Basket:
                 break
         self.walked, self.full = walked, why == FULL
 
-    def _seals(self, place: Stretch, numbers: Ints, start: int) -> Sealed:
-        """Return the seals of the units' records in the log file that begins at `start`."""
+    def _seals(self, place: Stretch, numbers: Ints, done: int, start: int) -> Sealed:
+        """Return the seals of the units' records in the log file that begins at `start`; the first
+        `done` units are done with."""
         if not self._log.is_sealed(start):
             return NO_SEALS
-        units = place.units[numbers]
-        ats = units["offset"].astype(np.int64) - start
-        is_here = (ats >= 0) & (ats < self._log.files.file_size)
-        return self._log.seals_of(start, ats[is_here & (units["size"] != UNIT_BLANK_SIZE)])
+        ats = np.empty(len(numbers) - done, dtype=np.int64)
+        file_size = self._log.files.file_size
+        count = unit_places(place.address, numbers, done, start, file_size, ats)
+        return self._log.seals_of(start, ats[:count])
 
 
 class _Buffer:

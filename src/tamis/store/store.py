@@ -1,4 +1,7 @@
-"""A store directory, opened: append, dispatch, select, keep and remove.
+"""A store directory, opened: append, dispatch, select.
+
+`flushing` has what is synced and when, `retention` what is removed, `recovery` what is decided when
+a store is opened.
 
 What must not change is the order of an append: (1) there is room for the messages in their queues,
 (2) the records are in the log, (3) with sync flush they are on the disk, (4) the caller is told.
@@ -7,10 +10,8 @@ more is appended: nobody is told that a message is stored which nobody could rea
 """
 
 import contextlib
-import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections import Counter
@@ -18,8 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import CorruptRecord, InvalidFilter, StoreError
-from ..filter import parse
+from ..errors import CorruptRecord, StoreError
 from ..filter.bloom import BloomFilter
 from ..filter.engines.columnar import BatchFilter
 from ..filter.tags import TagFilter
@@ -27,9 +27,9 @@ from ..message import DELAY_TOPIC, PropertyName, QueueOffset, StoredMessage, Sys
 from ..wire import properties as properties_block
 from ..wire import record
 from ..wire.record import Draft
-from . import recovery, tables
+from . import recovery, retention, tables
 from ._walk import Rows
-from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from .checkpoint import Checkpoint, save_checkpoint
 from .commitlog import (
     Appended,
     Block,
@@ -42,9 +42,12 @@ from .commitlog import (
 )
 from .config import StoreConfig
 from .consumequeue import ConsumeQueue, Extension
-from .dispatch import Dispatcher, GroupFilter, parse_delay_levels
+from .dispatch import Dispatcher, parse_delay_levels
 from .files import DiskFull, Files, StorePaths
+from .flushing import MANY, Flusher
+from .groupfilters import GroupFilters
 from .index import KeyIndex
+from .notes import load_note
 from .seals import Seals
 from .select import Limits, QueueReader, Selection, SqlFilter, Status
 
@@ -112,10 +115,8 @@ class Store:
             max_body=config.max_body,
         )
         self._bloom = BloomFilter(config.bloom_error_percent, config.bloom_groups)
-        self._group_filters: dict[str, list[GroupFilter]] = {}
-        self._compiled: dict[str, BatchFilter] = {}  # theirs, by text
+        self._group_filters = GroupFilters(self._bloom)
         self.set_filters(tables.load_filters(self.paths.config).values())
-        self._checkpoint = load_checkpoint(self.paths.checkpoint)
         self._index = KeyIndex(
             self.paths.index,
             config.index_slots,
@@ -127,25 +128,20 @@ class Store:
             self.queue,
             self._index,
             delays=parse_delay_levels(config.delay_levels),
-            filters=(lambda topic: self._group_filters.get(topic, ())) if config.bitmaps else None,
+            filters=self._group_filters.of if config.bitmaps else None,
             bloom=self._bloom,
         )
+        self._flusher = Flusher(
+            self.paths, self._files, config, self._log, self._queues, self._index
+        )
+        self.many = MANY  # more queues than that are flushed together
         self._appending = threading.Lock()
-        self._flushing = threading.Condition()
-        self._flush_running = False
-        self._durable = 0
-        self._failure: str | None = None  # of the disk: nothing can be promised any more
         self._dispatch_failure: str | None = None  # why messages do not get into their queues
         self._making = threading.Lock()  # of queues: who appends and who dispatches may differ
-        self._grown: set[Queue] = set()  # queues that are to be flushed
-        self._growing = threading.Lock()  # of that
-        self.many = _MANY  # queues that are flushed together
-        self._is_in_doubt = False  # whether the disk has what was flushed of queues and index
         self._uncorrected: list[ConsumeQueue] = []  # whose first messages may be gone
         self._last_time = 0  # of a message; store times never go back
         self._is_full = False  # told by `clean`
         self._next_offsets: dict[Queue, int] = {}
-        self._unnoted = False  # whether there are queues that `tamis.json` does not know
         self.damages: tuple[recovery.Damage, ...] = ()
         self._recover()
 
@@ -166,7 +162,7 @@ class Store:
 
     def _recover(self) -> None:
         clean = not self.paths.abort.exists()
-        noted = self._noted()
+        noted = load_note(self.paths.note)
         for topic, queue_id in self.paths.existing_queues():
             self.queue(topic, queue_id)
         complete = (
@@ -182,12 +178,12 @@ class Store:
         if clean and complete:
             begin = starts[-3] if len(starts) > 3 else self._log.start
         elif complete:
-            begin = recovery.first_file_after(self._log, self._checkpoint.safe)
-            self._index.drop_after(self._checkpoint.index)
+            begin = recovery.first_file_after(self._log, self._flusher.checkpoint.safe)
+            self._index.drop_after(self._flusher.checkpoint.index)
         else:  # never kept by us, or parts are gone: all is made again
             begin = self._log.start
-            self._checkpoint = Checkpoint()
-            save_checkpoint(self.paths.checkpoint, self._checkpoint, self._files)
+            self._flusher.checkpoint = Checkpoint()
+            save_checkpoint(self.paths.checkpoint, self._flusher.checkpoint, self._files)
             self._index.drop_after(-1)
         state = recovery.scan_log(self._log, begin)
         self.damages = state.damages
@@ -199,7 +195,7 @@ class Store:
         if not clean:  # who wrote it may have been killed before it was on the disk
             self._log.files.mark_unsynced(begin)
         self._log.flush()
-        self._durable = state.end
+        self._flusher.durable = state.end
         certain = state.end if clean and complete else begin  # what queues hold beyond may be torn
         for queue in self._queues.values():
             recovery.trim_queue(queue, self._log.start, certain)
@@ -212,24 +208,7 @@ class Store:
             self._queues[key].correct_min_offset(self._log.start)
         for key, queue in self._queues.items():
             self._next_offsets[key] = queue.max_offset
-        self._last_time = max(self._checkpoint.log, state.last_time)
-
-    def _noted(self) -> tuple[list[Queue], int] | None:
-        """The queues and the number of index files there were; None if we never kept this."""
-        try:
-            table = json.loads((self.paths.root / _OURS).read_text())
-            return [(topic, queue_id) for topic, queue_id in table["queues"]], table["index_files"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def _note(self) -> None:
-        table = {
-            "queues": [list(queue) for queue in list(self._queues)],  # others may be added
-            "index_files": len(self._index.files),
-            "index_slots": self.config.index_slots,
-            "index_entries": self.config.index_entries,
-        }
-        tables.write_table(self.paths.root / _OURS, table, self._files)
+        self._last_time = max(self._flusher.checkpoint.log, state.last_time)
 
     # Writing
 
@@ -248,7 +227,7 @@ class Store:
             placed = self._log.append(drafts, self._next_offsets, self._time())  # 2
             end = self._log.end
         if self.config.flush == "sync":
-            self.make_durable(end)  # 3
+            self._flusher.make_durable(end)  # 3
         return placed  # 4
 
     def _reserve(self, queues: Iterable[tuple[Queue, int]]) -> None:
@@ -264,7 +243,7 @@ class Store:
             queue.reserve(self._next_offsets.get(key, 0) + count)
 
     def append_batch(self, envelope: Draft, batch: bytes) -> list[Appended]:
-        """As `append`, of a batch as it travels: what many small messages should be sent as."""
+        """Stores a batch as it travels, as `append` does: the way to send many small messages."""
         self._check_can_append()
         if _DELAY in envelope.properties:
             raise IllegalMessage("a delayed batch")
@@ -274,69 +253,41 @@ class Store:
             placed = self._log.append_batch(envelope, batch, self._next_offsets, self._time())
             end = self._log.end
         if self.config.flush == "sync":
-            self.make_durable(end)
+            self._flusher.make_durable(end)
         return placed
 
     def append_block(self, block: Block) -> Rows | None:
-        """As `append`, of a block; see `CommitLog.append_block`."""
+        """Stores a block, as `append` does; see `CommitLog.append_block`."""
         self._check_can_append()
         with self._appending:
             self._reserve(zip(block.queues, block.counts, strict=True))
             edges = self._log.append_block(block, self._next_offsets, self._time())
             end = self._log.end
         if self.config.flush == "sync":
-            self.make_durable(end)
+            self._flusher.make_durable(end)
         return edges
 
     def _time(self) -> int:
-        """Milliseconds that never go back: the checkpoint goes by them."""
+        """Returns milliseconds that never go back: the checkpoint goes by them."""
         self._last_time = max(self._last_time, int(self._now() * 1000))
         return self._last_time
 
     def _check_can_append(self) -> None:
-        if self._failure is not None:
-            raise StoreError(self._failure)
+        if self._flusher.failure is not None:
+            raise StoreError(self._flusher.failure)
         if self._dispatch_failure is not None:
             raise StoreError(
                 f"nothing is stored while messages can't be put into queues: "
                 f"{self._dispatch_failure}"
             )
         if self._is_full:
-            used = f"{self._disk_used():.0%}"
+            used = f"{retention.disk_used(self.paths.root):.0%}"
             raise DiskFull(f"{self.paths.root}: {used} of the disk is in use; free some room")
 
     def make_durable(self, end: int | None = None) -> None:
-        """What is in the log, up to `end` or all of it, is on the disk. Blocks; any thread may ask.
-
-        Group commit: whoever comes first flushes for all who came before the flush began.
-        """
-        end = self._log.end if end is None else end
-        while True:
-            with self._flushing:
-                while self._flush_running and self._durable < end:
-                    self._flushing.wait()
-                if self._durable >= end:
-                    return
-                self._flush_running = True
-            reached = self._log.end
-            try:
-                if self._failure is not None:
-                    raise StoreError(self._failure)
-                self._log.flush()
-                with self._flushing:
-                    self._durable = max(self._durable, reached)
-            except StoreError as error:
-                # what the disk has is unknown now, and a second sync would not tell
-                if self._failure is None:
-                    self._failure = (
-                        f"{error}, while syncing; "
-                        "nothing more is stored until the store is opened again"
-                    )
-                raise StoreError(self._failure) from error
-            finally:
-                with self._flushing:
-                    self._flush_running = False
-                    self._flushing.notify_all()
+        """Returns when the log, up to `end` or all of it, is on the disk. Any thread may call it.
+        Raises StoreError."""
+        self._flusher.make_durable(end)
 
     def _delayed(self, draft: Draft) -> Draft:
         """A message with a delay level waits in the delay topic (`CommitLog.putMessage`)."""
@@ -360,10 +311,10 @@ class Store:
 
     def dispatch(self, seconds: float | None = None) -> set[Queue]:
         """Brings queues, extensions and index up to the end of the log, or as far as it gets in
-        that time and a little more. Gives the queues grown.
+        that time and a little more. Returns the queues that have grown.
 
         Raises StoreError; then appends are refused until a later call succeeds. Queues that had
-        grown before it failed are given by that call."""
+        grown before it failed are returned by that call."""
         try:
             self._dispatch(seconds)
         except Exception as error:
@@ -371,8 +322,7 @@ class Store:
             raise
         self._dispatch_failure = None
         grown, self._dispatcher.grown = self._dispatcher.grown, set()
-        with self._growing:
-            self._grown |= grown
+        self._flusher.add_grown(grown)
         return grown
 
     def _dispatch(self, seconds: float | None) -> None:
@@ -389,7 +339,8 @@ class Store:
     def sound_chunks(
         self, start: int | None = None, *, check_crc: bool = True, most: int | None = None
     ) -> Iterator[Chunk]:
-        """Every sound record from `start`; damaged places are passed over. `most`: in a chunk."""
+        """Yields every sound record from `start`, at most `most` in a chunk; damaged places are
+        passed over."""
         at: int | None = self._log.start if start is None else start
         while at is not None and at < self._log.end:
             try:
@@ -403,26 +354,13 @@ class Store:
         filters: Iterable[tables.FilterData],
         compiled: Mapping[str, BatchFilter] | None = None,
     ) -> None:
-        """The groups whose SQL goes into the bitmaps of messages dispatched from now on;
+        """Sets the groups whose SQL goes into the bitmaps of messages dispatched from now on;
         `compiled`, by their expressions, need not be compiled again."""
-        if not self.config.bitmaps:
-            return
-        found: dict[str, list[GroupFilter]] = {}
-        known, self._compiled = {**self._compiled, **(compiled or {})}, {}
-        for data in filters:
-            try:
-                batch_filter = known.get(data.expression) or BatchFilter(parse(data.expression))
-            except InvalidFilter as error:
-                log.warning("filter of %s on %s: %s", data.group, data.topic, error)
-                continue
-            self._compiled[data.expression] = batch_filter
-            positions = data.bloom_positions
-            if self._bloom.accepts(positions, data.bloom_bits):
-                found.setdefault(data.topic, []).append(GroupFilter(batch_filter, positions))
-        self._group_filters = found
+        if self.config.bitmaps:
+            self._group_filters.replace(filters, compiled)
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Made if it is not there."""
+        """Returns the queue, which is made if it is not there."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             with self._making:
@@ -438,7 +376,7 @@ class Store:
         path = self.paths.queue(topic, queue_id)
         queue = ConsumeQueue(path, config.queue_file_size, self._files, extension)
         self._queues[topic, queue_id] = queue
-        self._unnoted = True
+        self._flusher.has_unnoted = True
         return queue
 
     def find_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -454,7 +392,7 @@ class Store:
         limits: Limits | None = None,
         wanted: TagFilter | SqlFilter | None = None,
     ) -> Selection:
-        """What a pull is answered with; see `select.QueueReader`."""
+        """Returns what a pull is answered with; see `select.QueueReader`."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             nothing = QueueOffset(0)
@@ -469,7 +407,7 @@ class Store:
         wanted: TagFilter | SqlFilter | None = None,
         end: int | None = None,
     ) -> int:
-        """How many messages from `offset` up to `end`, or all there are, match."""
+        """Returns how many messages from `offset` up to `end`, or all there are, match."""
         queue = self._queues.get((topic, queue_id))
         return 0 if queue is None else QueueReader(self._log, queue).count(offset, wanted, end)
 
@@ -484,7 +422,7 @@ class Store:
         return None if queue is None else QueueReader(self._log, queue).next_match(offset, wanted)
 
     def message(self, offset: int) -> StoredMessage:
-        """The record at a place in the log; raises CorruptRecord if there is none."""
+        """Returns the message at a place in the log. Raises CorruptRecord if there is none."""
         file = str(self._log.files.file_path(offset))
         view = self._log.files.view(offset)
         size = record.record_size(memoryview(view.data)) if len(view) >= 8 else 0
@@ -496,7 +434,7 @@ class Store:
     def query(
         self, topic: str, key: str, limit: int = 32, begin: int = 0, end: int = 2**63 - 1
     ) -> list[StoredMessage]:
-        """Messages by key, exactly (RocketMQ also gives those whose hash collides)."""
+        """Returns messages by key, exactly (RocketMQ's also those whose hash collides)."""
         found = []
         for offset in sorted(set(self._index.query(topic, key, limit, begin, end))):
             with contextlib.suppress(CorruptRecord):
@@ -518,12 +456,12 @@ class Store:
 
     @property
     def last_time(self) -> int:
-        """Of a message, in milliseconds: ahead of the clock if that was put back."""
+        """The latest store time, in milliseconds: ahead of the clock if that was put back."""
         return self._last_time
 
     @property
     def dispatched(self) -> int:
-        """Up to where in the log queues and index are made."""
+        """The offset in the log up to which queues and index are made."""
         return self._dispatched
 
     @property
@@ -533,56 +471,10 @@ class Store:
     # Keeping
 
     def flush(self) -> None:
-        """Makes all there is durable: (1) log, (2) queues and index, (3) the checkpoint of both.
-
-        Raises StoreError. If queues or index could not be synced, what the disk has of them is not
-        known any more: the checkpoint stays, and the next start makes them again from there.
-        """
+        """Makes all there is durable; see `flushing`. Raises StoreError."""
         end, stored = self._log.end, self._last_time
-        caught_up = self._dispatched >= end
-        self.make_durable(end)  # 1
-        with self._growing:
-            grown, self._grown = self._grown, set()
-        try:
-            if len(grown) > self.many and self._files.can_sync_all:
-                self._flush_together([self._queues[key] for key in grown])  # 2
-                grown.clear()
-            for key in list(grown):
-                self._queues[key].flush()  # 2
-                grown.discard(key)
-            self._index.flush()
-        except StoreError:
-            self._is_in_doubt = True
-            raise
-        finally:
-            with self._growing:
-                self._grown |= grown
-        if self._unnoted:
-            self._unnoted = False
-            try:
-                self._note()
-            except StoreError:
-                self._unnoted = True
-                raise
-        derived = 0 if self._is_in_doubt else stored
-        self._checkpoint = self._checkpoint.advanced(
-            log=stored,
-            queues=derived if caught_up else 0,
-            index=0 if self._is_in_doubt else self._index.last_timestamp,
-        )
-        save_checkpoint(self.paths.checkpoint, self._checkpoint, self._files)  # 3
-
-    def _flush_together(self, queues: Iterable[ConsumeQueue]) -> None:
-        """A sync of the whole file system: thousands of new files, each synced with its
-        directories, would keep the disk from the log for minutes."""
-        sequences = [sequence for queue in queues for sequence in queue.sequences]
-        taken = [(sequence, sequence.take_unsynced()) for sequence in sequences]
-        try:
-            self._files.sync_all(self.paths.root)
-        except StoreError:
-            for sequence, unsynced in taken:
-                sequence.give_back(unsynced)
-            raise
+        is_dispatched = self._dispatched >= end
+        self._flusher.flush(end, stored, is_dispatched=is_dispatched, many=self.many)
 
     def close(self) -> None:
         """Everything is dispatched and on the disk; the next start has nothing to recover.
@@ -591,10 +483,10 @@ class Store:
         """
         try:
             self.dispatch()
-            self._unnoted = True
+            self._flusher.has_unnoted = True
             self.flush()
             self._index.close()
-            if self._dispatched >= self._log.end and not self._is_in_doubt:
+            if self._dispatched >= self._log.end and not self._flusher.is_in_doubt:
                 self._files.remove(self.paths.abort)
                 self._files.sync_directory(self.paths.root)
         finally:
@@ -608,57 +500,26 @@ class Store:
 
     def clean(self, seconds: float | None = None) -> list[Path]:
         """Removes what is older than `keep_hours`, or the oldest if the disk is too full; never the
-        last file. Gives the log files removed. To be called every few seconds: while more of the
+        last file. Returns the log files removed. To be called every few seconds: while more of the
         disk is in use than `full_ratio`, appends are refused. Queues follow, as far as they get in
         that time; the rest is left to `correct_queues`."""
-        usage = shutil.disk_usage(self.paths.root)
-        used, most = usage.used, self.config.clean_ratio * (usage.used + usage.free)
-        oldest = self._now() - self.config.keep_hours * 3600
-        removed = list[Path]()
-        starts = self._log.files.starts
-        for start in starts[: min(len(starts) - 1, _MOST_REMOVED)]:
-            path = self._log.files.file_path(start)
-            if path.stat().st_mtime > oldest and used <= most:
-                break
-            used -= path.stat().st_blocks * 512
-            self._log.drop_first()
-            removed.append(path)
+        removed = retention.drop_expired(self._log, self.paths.root, self.config, self._now())
         if removed:
             self._uncorrected = list(self._queues.values())
             self._index.drop_before(self._log.start)
-        self._is_full = self._disk_used() > self.config.full_ratio
+        self._is_full = retention.disk_used(self.paths.root) > self.config.full_ratio
         self.correct_queues(seconds)
         return removed
 
     def correct_queues(self, seconds: float | None = None) -> bool:
         """Removes files of queues whose messages are gone from the log, and moves the queues' first
-        offsets on; as far as it gets in that time. Gives whether that was all."""
-        deadline = time.monotonic() + seconds if seconds is not None else None
-        while self._uncorrected:
-            queue = self._uncorrected[-1]
-            queue.drop_before(self._log.start)
-            queue.correct_min_offset(self._log.start)
-            self._uncorrected.pop()
-            if deadline is not None and time.monotonic() > deadline:
-                break
+        offsets on; as far as it gets in that time. Returns whether that was all."""
+        retention.correct_queues(self._uncorrected, self._log, seconds)
         return not self._uncorrected
 
-    def _disk_used(self) -> float:
-        return disk_used(self.paths.root)
 
-
-def disk_used(path: Path) -> float:
-    """The part of what we could have of the disk, as RocketMQ reckons and df shows: what is kept
-    for others does not count."""
-    usage = shutil.disk_usage(path)
-    return usage.used / max(usage.used + usage.free, 1)
-
-
-_OURS = "tamis.json"
 _OPEN: set[str] = set()  # roots of the stores this process has open
-_MOST_REMOVED = 10  # log files by one `clean`, as RocketMQ does: it is not to hold up others
 _HALF_WAY, _COUNTED = int(SysFlag.ROLLBACK), (0, int(SysFlag.COMMIT))  # which get a unit
-_MANY = 64  # queues
 _NEAR_THE_END = 2**20  # bytes left of a log file
 _SLICE_ROWS = 1024  # dispatched together where time is short
 _DELAY = PropertyName.DELAY.encode() + b"\x01"

@@ -25,7 +25,7 @@ from ...wire.headers import (
     UpdateConsumerOffset,
 )
 from ..config import Settings
-from ..filters import Filters, is_quick, try_compile
+from ..filters import MOST_TAGS, Filters, is_quick, try_compile
 from ..groups import Groups
 from ..members import ConsumerGroup, Consumers, Member, Producers
 from ..offsets import Offsets
@@ -133,6 +133,12 @@ def _check_size(settings: Settings, data: Heartbeat) -> None:
             f"a heartbeat with {subscriptions} subscriptions: the broker takes "
             f"{config.heartbeat_subscriptions} (heartbeat_subscriptions); use several clients"
         )
+    else:
+        for consumer in data.consumers:
+            for one in consumer.subscriptions:
+                if one.is_tags and max(len(one.tags), len(one.codes)) > MOST_TAGS:
+                    count = max(len(one.tags), len(one.codes))
+                    why = f"topic {one.topic}: {count} tags, the broker takes {MOST_TAGS}"
     if why is not None:
         log.warning("client %.100s: %s", data.client_id, why)
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)

@@ -14,7 +14,8 @@ from ...errors import ConfigError, ResponseError
 from ...message import DELAY_TOPIC
 from ...net.aio import Peer, parse_address
 from ...net.server import Answer, Request
-from ...store.store import Store, disk_used
+from ...store.retention import disk_used
+from ...store.store import Store
 from ...wire import beans, record
 from ...wire.bodies import DataVersion, KvTable, decode_properties, encode_properties
 from ...wire.codes import VERSION, ResponseCode, version_name

@@ -31,7 +31,15 @@ from ...wire.command import Command
 from ...wire.frame import Encoding
 from ...wire.headers import PullMessage, PullMessageResponse
 from ..config import Settings
-from ..filters import Filters, compile_sql, is_quick, tag_filter, try_compile
+from ..filters import (
+    FILTER_COST,
+    Filters,
+    checked_length,
+    compile_sql,
+    is_quick,
+    tag_filter,
+    try_compile,
+)
 from ..groups import Groups
 from ..holds import Holds
 from ..members import Consumers
@@ -43,6 +51,7 @@ from ..verdicts import Verdicts
 
 __all__ = ["Pull", "Puller"]
 
+_REMEMBERED: Final = 1000  # characters of tag expressions that are not parsed for each pull
 _SLICE_SECONDS: Final = 0.004  # of looking for a match, before others are served
 # For each pull: an IntFlag's `&` takes a microsecond, looking a member up a tenth of one.
 _READ: Final = int(Perm.READ)
@@ -199,7 +208,7 @@ class Puller:
             self._check_sql_enabled(expression_type)
             return _sql_filter(expression or "", expression_type)
         except InvalidFilter as error:
-            why = f"parse the consumer's subscription failed: {expression!r}, {error}"
+            why = f"parse the consumer's subscription failed: {expression!r:.1000}, {error}"
             raise ResponseError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, why) from None
 
     def _registered_filter(self, header: PullMessage) -> tuple[Wanted, object]:
@@ -253,8 +262,15 @@ class Puller:
             raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
 
 
-@lru_cache(1024)
 def _tag_filter(expression: str | None) -> TagFilter | None:
+    """Return the filter that a pull brings; None for all messages. Raises InvalidFilter."""
+    if expression is not None and len(expression) > _REMEMBERED:
+        return parse_tags(checked_length(expression))
+    return _short_tag_filter(expression)
+
+
+@lru_cache(1024)
+def _short_tag_filter(expression: str | None) -> TagFilter | None:
     made = parse_tags(expression)
     return None if made.matches_all else made
 
@@ -293,6 +309,14 @@ class Pull:
     @property
     def peer(self) -> Peer:
         return self._request.peer
+
+    @property
+    def weight(self) -> int:
+        """Bytes it keeps while it is held, if it brought a long filter of its own."""
+        text = self._header.subscription
+        if text is None or len(text) <= _REMEMBERED or not self._header.sys_flag & _SUBSCRIPTION:
+            return 0
+        return len(text) * FILTER_COST
 
     @property
     def has_progressed(self) -> bool:
