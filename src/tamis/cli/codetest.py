@@ -187,7 +187,7 @@ def _given_record(properties: dict[str, str], options: Mapping[str, Any]) -> Sto
     draft = record.Draft(
         topic="", body=os.fsencode(options["body"] or ""), properties=block, born_timestamp=now
     )
-    return StoredRecord(now, "", 0, 0, draft.encode(0, 0, now, record.pack_host(LOOPBACK)))
+    return StoredRecord(now, "", 0, 0, 0, draft.encode(0, 0, now, record.pack_host(LOOPBACK)))
 
 
 def _refuse(name: str, error: Error, as_json: bool) -> int:

@@ -25,6 +25,7 @@ class StoredRecord(NamedTuple):
 
     store_timestamp: int
     broker_name: str
+    log_offset: int
     queue_id: int
     offset: int
     record: bytes
@@ -157,6 +158,7 @@ class _Tail:
                     yield StoredRecord(
                         message.store_timestamp,
                         queue.broker_name,
+                        message.log_offset,
                         queue.queue_id,
                         message.offset,
                         record,
