@@ -16,6 +16,7 @@ import pytest
 from broker.asking import ask, close, command
 from client.relaying import DAMAGES, MARK, damaging
 
+from tamis.cli import newest
 from tamis.cli.main import main
 from tamis.client import Message, MessageQueue, blocking
 from tamis.net.aio import connect
@@ -364,6 +365,20 @@ def test_the_newest_are_found_where_they_are(
     assert sorted((row["queue"], row["offset"]) for row in rows) == sorted(places[-112:])
     assert [row["stored"] for row in rows] == sorted(row["stored"] for row in rows)
     assert summary["matched"] == 112
+
+
+def test_messages_that_are_too_large_together_are_fewer(
+    tamis: Tamis, cluster: LocalCluster, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newest, "_MOST_BYTES", 3000)
+    topic = create_topic(cluster, 2)
+    fill(cluster, topic, *((n % 2, b"+" * 800, {}) for n in range(8)))
+    given = ["--topic", topic, "--nameserver", cluster.nameserver, "--json", *CALM]
+    done = tamis("--code", f"{file}:Marked", *given)
+    assert done.returncode == 0, done
+    places = [(row["queue"], row["offset"]) for row in objects(done)[:-1]]
+    assert places == [(1, 2), (0, 3), (1, 3)]
+    assert done.stderr == "tamis: only the newest 3: together they are too large\n"
 
 
 def test_an_endless_filter_fails_on_each_with_its_position(

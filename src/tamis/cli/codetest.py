@@ -33,6 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT_LAST: Final = 100
 _MOST: Final = 10_000  # messages
 _LONGEST_ALONE: Final = 5.0  # seconds, to judge messages alone; the others are not measured
+_MOST_RESTS: Final = 4  # before a batch
 _LONGEST_PROPERTIES: Final = 32_767  # bytes: a record has no room for more
 _MAX_BODY_SIZE: Final = 16 * 2**20  # bytes of a body when it is decompressed; a filter server's
 _VERDICTS: Final = {
@@ -319,13 +320,14 @@ class _Measuring:
 
 def _patiently(cell: "Cell", batch: Any) -> Any:
     """The verdicts on a batch, after a rest if the filter rests for what it did before."""
-    while True:
+    for _ in range(_MOST_RESTS):
         try:
             return cell.judge(batch)
         except SandboxError as error:
             if not error.retry_after:
                 raise
             time.sleep(error.retry_after)
+    return cell.judge(batch)
 
 
 @contextlib.contextmanager
