@@ -195,6 +195,7 @@ def test_killed_and_started_again_it_goes_on_where_the_consumer_is(tmp_path: Pat
         (["--on-error", "ignore"], "ignore"),
         (["--limit", "patience=1"], "it takes wall, load_wall, cpu"),
         (["--limit", "wall=long"], "'long' is not a number"),
+        (["--limit", "wall=inf"], "'inf' is not a number"),
         (["127.0.0.1:1"], "127.0.0.1:1: it goes with --status"),
         (["--json"], "--json: it goes with --status"),
         (["--status", "nowhere"], "'nowhere' is not an address"),

@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,13 +17,12 @@ import click
 
 from ..errors import ConfigError, Error
 from . import logs
-from .options import echo_json, run
+from .options import echo_json, parse_limits, parse_modules, run
 from .serving import listening, serve, show_address
 
 if TYPE_CHECKING:
     from ..filterserver.config import FilterServerConfig
     from ..filterserver.server import FilterServer
-    from ..sandbox import Limits
 
 __all__ = ["filterserver"]
 
@@ -170,33 +168,11 @@ def _config(nameserver: str, options: Mapping[str, Any]) -> "FilterServerConfig"
             secret=_read_secret(options["secret_file"]) if options["secret_file"] else None,
             isolation=options["isolation"],
             on_error=options["on_error"],
-            limits=_limits(options["limits"]),
-            modules=tuple(filter(None, (n.strip() for n in options["modules"].split(",")))),
+            limits=parse_limits(options["limits"]),
+            modules=parse_modules(options["modules"]),
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _limits(pairs: tuple[str, ...]) -> "Limits | None":
-    if not pairs:
-        return None
-    from ..sandbox import Limits
-
-    known = [one.name for one in fields(Limits)]
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, _, text = pair.partition("=")
-        if name not in known:
-            raise click.UsageError(f"--limit {pair}: it takes {', '.join(known)}")
-        try:
-            number = float(text)
-        except ValueError:
-            raise click.UsageError(f"--limit {pair}: {text!r} is not a number") from None
-        values[name] = int(number) if number == int(number) else number
-    try:
-        return Limits(**values)
-    except ConfigError as error:
-        raise click.UsageError(f"--limit: {error}") from None
 
 
 def _read_secret(file: str) -> str:
