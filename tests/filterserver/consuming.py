@@ -105,13 +105,16 @@ class Client:
         )  # fmt: skip
         await self._ask_broker(Command(code=header.CODE, fields=header.to_fields()))
 
-    async def send(self, *bodies: bytes, topic: str = "T", queue_id: int = 0) -> None:
+    async def send(
+        self, *bodies: bytes, topic: str = "T", queue_id: int = 0, flags: int = 0
+    ) -> None:
         """Each has its number as a property too."""
         requests = []
         for number, body in enumerate(bodies):
             header = SendMessage(
                 producer_group="p", topic=topic, default_topic="TBW102",
-                default_topic_queue_nums=4, queue_id=queue_id, sys_flag=0, born_timestamp=1, flag=0,
+                default_topic_queue_nums=4, queue_id=queue_id, sys_flag=flags, born_timestamp=1,
+                flag=0,
                 properties=properties.encode({"number": str(number)}),
             )  # fmt: skip
             fields = header.to_fields(letters=True)

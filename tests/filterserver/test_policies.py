@@ -1,9 +1,12 @@
 """What becomes of messages that a filter fails on, and what consumers are told."""
 
 import asyncio
+import json
 import logging
 from contextlib import ExitStack
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from client.relaying import DAMAGES, MARK, damaging
@@ -14,8 +17,10 @@ from tamis.code import CodeFilter, Context, load
 from tamis.code.contract import Needs
 from tamis.code.verdicts import Verdicts
 from tamis.errors import SandboxError
+from tamis.filter.logic import Outcome
+from tamis.filterserver.classes import Held
 from tamis.wire import record
-from tamis.wire.codes import PullFlag, ResponseCode
+from tamis.wire.codes import PullFlag, RequestCode, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.headers import PullMessage
 
@@ -140,6 +145,131 @@ def test_a_filter_that_fails_on_everything_does_not_block_its_queue() -> None:
             bodies, end = await client.consume()
             assert (bodies, end) == ([], 2000)
             assert next(iter(server.classes)).tally.failed == 2000
+
+    run(work())
+
+
+BATCH = """
+import pyarrow as pa
+
+class Batch:
+    columns = ("body",)
+
+    def match_batch(self, batch):
+        return pa.array([int(body) % 2 == 0 for body in batch["body"].to_pylist()])
+"""
+
+
+def test_a_message_that_a_batch_fails_on_does_not_fail_the_others() -> None:
+    async def work() -> None:
+        async with standing() as (_, server, client):
+            bodies = numbers(1000)
+            bodies[77] = bodies[600] = b"x"
+            await client.send(*bodies)
+            await client.upload(BATCH, "Batch")
+            given, end = await client.consume()
+            assert given == [body for body in bodies if body != b"x" and int(body) % 2 == 0]
+            assert end == 1000
+            tally = next(iter(server.classes)).tally
+            assert (tally.messages, tally.failed) == (1000, 2)
+            assert "offset 600: ValueError" in tally.last_failure
+
+    run(work())
+
+
+@dataclass
+class _Usage:
+    restarts: int = 0
+
+
+class _Breaking:
+    """A judge as a sandbox's is whose filter breaks a limit with every batch."""
+
+    needs = Needs(is_batch=True, columns=("body",))
+
+    def __init__(self, code: CodeFilter, context: Context) -> None:
+        self.usage = _Usage()
+        self.batches = 0
+
+    def judge(self, batch: pa.RecordBatch) -> Verdicts:
+        self.batches += 1
+        self.usage.restarts += 1
+        return Verdicts(np.full(batch.num_rows, int(Outcome.ERROR), np.uint8), {0: "too long"})
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_batch_that_broke_a_limit_is_not_judged_again_in_parts() -> None:
+    """The sandbox did that, and rests after a few."""
+    made: list[_Breaking] = []
+
+    def make(code: CodeFilter, context: Context) -> _Breaking:
+        made.append(_Breaking(code, context))
+        return made[-1]
+
+    async def work() -> None:
+        async with standing(make_judge=make) as (_, _, client):
+            await client.send(*numbers(10))
+            await client.upload(BATCH, "Batch")
+            answer = await client.pull(0)
+            assert (answer.code, answer.following) == (20, 10)
+            assert "failed on 10 messages" in answer.remark
+            assert made[0].batches == 1
+
+    run(work())
+
+
+def test_a_message_whose_body_cannot_be_read_has_failed_whatever_the_filter_says() -> None:
+    text = "class All:\n    columns = ('body',)\n    def match(self, message): return True\n"
+
+    async def work() -> None:
+        async with standing() as (_, server, client):
+            await client.send(b"0")
+            await client.send(b"this is not compressed", flags=1)
+            await client.send(b"2")
+            await client.upload(text, "All")
+            answer = await client.pull(0)
+            assert (answer.offsets, answer.following) == ([0, 2], 3)
+            assert next(iter(server.classes)).tally.failed == 1
+            assert "offset 1: its body can't be read" in answer.remark
+
+    run(work())
+
+
+def test_a_held_message_that_the_consumers_left_behind_is_forgotten() -> None:
+    async def work() -> None:
+        now = [1000.0]
+        async with standing(on_error="hold") as (_, server, client):
+            server.puller._clock = lambda: now[0]
+            await client.send(*BODIES)
+            await client.upload(EVEN, "Even")
+            await client.pull(0)
+            assert (await client.pull(3)).code == ResponseCode.SYSTEM_ERROR
+            one = next(iter(server.classes))
+            now[0] += 30
+            server.puller.sweep()
+            assert [held.offset for held in one.held.values()] == [3]
+            assert (await client.pull(4)).offsets == [4, 6]  # an offset was set past it
+            now[0] += 90
+            server.puller.sweep()
+            assert not one.held
+
+    run(work())
+
+
+def test_the_status_fits_in_an_answer_however_much_is_held_back() -> None:
+    async def work() -> None:
+        async with standing() as (_, server, client):
+            await client.upload(EVEN, "Even")
+            one = next(iter(server.classes))
+            for queue_id in range(9000):
+                one.hold_back(queue_id, Held(1, "because " * 300, 1, 1e12))
+            request = Command(code=RequestCode.GET_FILTER_SERVER_STATUS)
+            answer = await client.server.ask(request, 60)
+            assert answer.code == 0, answer.remark
+            [shown] = json.loads(answer.body)["classes"]
+            assert (shown["held_queues"], len(shown["held"])) == (9000, 16)
 
     run(work())
 
