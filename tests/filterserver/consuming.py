@@ -53,10 +53,10 @@ async def until(condition: Callable[[], Any], what: Callable[[], Any] = lambda: 
 async def serving(
     broker: str,
     *,
-    make_judge: Callable[[CodeFilter, Context], Judge] = load,
+    make_judge: Callable[[CodeFilter, Context], Judge] | None = load,
     **settings: Any,
 ) -> AsyncIterator[FilterServer]:
-    """A filter server in the test's loop, with filters in this process."""
+    """A filter server in the test's loop, with filters in this process; None: in a sandbox."""
     settings = {"uploads": True, "register_seconds": 0.5} | settings
     server = FilterServer(FilterServerConfig(broker=broker, **settings), make_judge=make_judge)
     await server.start()
@@ -68,7 +68,10 @@ async def serving(
 
 @asynccontextmanager
 async def standing(
-    *, queues: int = 1, make_judge: Callable[[CodeFilter, Context], Judge] = load, **settings: Any
+    *,
+    queues: int = 1,
+    make_judge: Callable[[CodeFilter, Context], Judge] | None = load,
+    **settings: Any,
 ) -> AsyncIterator[tuple[LocalCluster, FilterServer, "Client"]]:
     """With the topic T, and the server registered."""
     async with (

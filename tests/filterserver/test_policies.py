@@ -345,6 +345,52 @@ def test_one_group_whose_filter_takes_long_does_not_hold_up_another() -> None:
     run(work())
 
 
+BAD = """
+import os
+
+class Bad:
+    columns = ("body",)
+
+    def match(self, message):
+        if message.body == b"loop":
+            while True:
+                pass
+        if message.body == b"exit":
+            os._exit(3)
+        return int(message.body) % 2 == 0
+"""
+
+
+def test_a_filter_that_breaks_limits_is_reported_and_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the real sandbox."""
+    caplog.set_level(logging.WARNING, "tamis")
+
+    async def work() -> None:
+        async with standing(make_judge=None) as (_, server, client):
+            bodies = [b"0", b"1", b"loop", b"3", b"4", b"exit", b"6"]
+            await client.send(*bodies)
+            for group, text, name in (("G", BAD, "Bad"), ("other", EVEN, "Even")):
+                answer = await client.upload(text, name, group=group)
+                assert answer.code == 0, answer.remark
+            assert server.isolation, "what holds here is known once there is a class"
+            answer = await client.pull(0, hold=30)
+            assert (answer.code, answer.offsets, answer.following) == (0, [0, 4, 6], 7)
+            said = "the filter failed on 2 messages, skipped: group G, topic T, queue 0, offset 5: "
+            assert said in answer.remark
+            bad, even = server.classes
+            assert (bad.tally.failed, bad.tally.matched) == (2, 3)
+            assert bad.restarts >= 2
+            assert "group G, topic T" in caplog.text
+            assert "took longer than" in caplog.text or "ended" in caplog.text
+            answer = await client.pull(0, group="other")
+            assert (answer.code, answer.offsets) == (0, [0, 4, 6])
+            assert (even.tally.failed, even.restarts) == (2, 0)  # int() of the two
+
+    run(work())
+
+
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_record_is_a_message_that_the_filter_fails_on(kind: str) -> None:
     bodies = [b"0", b"1", b"2", MARK, b"4", b"5", MARK, MARK, b"8"]

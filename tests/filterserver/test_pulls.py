@@ -485,6 +485,36 @@ def test_a_class_that_is_uploaded_while_another_judges_decides_in_its_place() ->
     run(work())
 
 
+def test_a_connection_that_is_lost_while_its_messages_are_judged_costs_nothing() -> None:
+    made: list[_Slow] = []
+
+    def make(code: CodeFilter, context: Context) -> _Slow:
+        made.append(_Slow(code, context))
+        return made[-1]
+
+    async def work() -> None:
+        async with standing(make_judge=make) as (cluster, server, client):
+            await client.send(*numbers(10))
+            await client.upload(EVEN, "Even")
+            pulling = asyncio.create_task(client.pull(0))
+            await asyncio.to_thread(made[0].is_asked.wait, 60)
+            client.server.abort()
+            await asyncio.gather(pulling, return_exceptions=True)
+            await until(lambda: server.puller._waiting == {})
+            async with Client.connected(cluster.broker, server.address) as after:
+                pulling = asyncio.create_task(after.pull(0))
+                await until(lambda: server.puller.waiting == 2)  # the judge has one caller
+                made[0].may_go.set()
+                assert (await pulling).offsets == [0, 2, 4, 6, 8]
+                await until(lambda: server.puller.waiting == 0)
+                assert (await after.consume())[1] == 10
+            server.streams.close()
+            assert server.streams.memory.used == 0
+            assert server.background.failures == {}
+
+    run(work())
+
+
 # Reading ahead, part by part.
 
 

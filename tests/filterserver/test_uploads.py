@@ -1,6 +1,8 @@
 """Uploads: who may, what is refused and why, replacing, and members that disagree."""
 
 import asyncio
+import errno
+import json
 import logging
 import resource
 import socket
@@ -14,6 +16,7 @@ from tamis.code import CodeFilter, Context, load
 from tamis.code.contract import Judge
 from tamis.errors import SandboxError
 from tamis.filterserver import FilterServer, FilterServerConfig
+from tamis.filterserver.status import status
 from tamis.filterserver.uploads import _JAVA, _PYTHON, _is_loopback
 from tamis.net.aio import connect
 from tamis.wire.codes import ResponseCode
@@ -143,6 +146,22 @@ def test_with_the_secret_an_upload_is_taken() -> None:
         async with standing(secret="s3") as (_, server, client):
             assert (await client.upload(EVEN, "Even", secret="s3")).code == 0
             assert len(server.classes) == 1
+
+    run(work())
+
+
+def test_no_secret_is_in_a_log_a_status_or_a_remark(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def work() -> None:
+        async with standing(secret="open-sesame") as (_, server, client):
+            remarks = [
+                (await client.upload(EVEN, "Even", secret=secret)).remark or ""
+                for secret in ("open-barley", "open-sesame")
+            ]
+            assert len(server.classes) == 1
+            shown = json.dumps(status(server)) + repr(server.config)
+            assert "open-" not in "".join((caplog.text, shown, *remarks))
 
     run(work())
 
@@ -346,6 +365,27 @@ def test_a_source_that_failed_is_not_tried_again_at_once() -> None:
             now[0] += 31
             assert (await client.upload("class F: pass", "F")).code == 1
             assert tried == ["F", "F"]
+
+    run(work())
+
+
+def test_a_machine_that_has_no_room_for_a_filter_is_named_to_the_uploader(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "tamis")
+
+    def make(code: CodeFilter, context: Context) -> Judge:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def work() -> None:
+        async with standing(make_judge=make) as (_, server, client):
+            for _ in range(2):
+                answer = await client.upload(EVEN, "Even")
+                assert answer.code == ResponseCode.SYSTEM_ERROR
+                assert "Too many open files" in (answer.remark or "")
+            assert server.uploads.refused == {"code": 2}
+            assert caplog.text.count("refused: ") == 1
+            assert "Traceback" not in caplog.text
 
     run(work())
 

@@ -170,7 +170,7 @@ class Uploads:
             try:
                 async with self._compiling:
                     judge = await self._make_judge(identity.class_name, text, key[1], key[0])
-            except (CodeError, SandboxError) as error:
+            except (CodeError, SandboxError, OSError) as error:  # no process, no descriptor, ...
                 self._remember_failure(key, identity, error)
                 kept = "" if active is None else "; the class before it stays in force"
                 self._refuse("code", header, request, f"{error}{kept}")
@@ -203,9 +203,7 @@ class Uploads:
             )
         return Answer(remark=why)
 
-    def _remember_failure(
-        self, key: Key, identity: Identity, error: CodeError | SandboxError
-    ) -> None:
+    def _remember_failure(self, key: Key, identity: Identity, error: Exception) -> None:
         seconds = max(_REMEMBER_FAILURE, getattr(error, "retry_after", 0.0))
         self._failures[key, identity] = (self._clock() + seconds, str(error))
         if len(self._failures) > _MOST_REMEMBERED:
