@@ -19,6 +19,7 @@ from tamis.code.verdicts import Verdicts
 from tamis.errors import SandboxError
 from tamis.filter.logic import Outcome
 from tamis.filterserver.classes import Held
+from tamis.sandbox import Limits
 from tamis.wire import record
 from tamis.wire.codes import PullFlag, RequestCode, ResponseCode
 from tamis.wire.command import Command
@@ -368,7 +369,9 @@ def test_a_filter_that_breaks_limits_is_reported_and_others_go_on(
     caplog.set_level(logging.WARNING, "tamis")
 
     async def work() -> None:
-        async with standing(make_judge=None) as (_, server, client):
+        # the other one is to be in time on a busy machine too
+        limits = Limits(wall=3.0, cpu=6.0)
+        async with standing(make_judge=None, limits=limits) as (_, server, client):
             bodies = [b"0", b"1", b"loop", b"3", b"4", b"exit", b"6"]
             await client.send(*bodies)
             for group, text, name in (("G", BAD, "Bad"), ("other", EVEN, "Even")):
