@@ -81,6 +81,16 @@ def test_code_is_told_group_and_topic(spark: SparkSession) -> None:
     assert answers(rows(spark), told) == [T, T, T]
 
 
+def test_a_message_that_a_batch_fails_on_fails_alone_as_elsewhere(spark: SparkSession) -> None:
+    first = code(
+        "columns = ('offset',)\n    def match_batch(self, b):"
+        " return [1 // offset >= 0 for offset in b['offset'].to_pylist()]"
+    )
+    failed, *others = answers(rows(spark), first)
+    assert "ZeroDivisionError" in str(failed)
+    assert others == [T, T]
+
+
 STRUCT = pa.StructArray.from_arrays([pa.array([7, 8, 9])], names=["offset"])
 
 

@@ -9,12 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]
-
-from ..code import CodeFilter, Context, Judge, Verdicts, load
-from ..errors import CorruptRecord, SandboxError
+from ..code import CodeFilter, Context, Verdicts, judge_batch, load
+from ..errors import CorruptRecord
 from ..filter.logic import Outcome
 from ..wire.bodies import MessageQueue
 from .columns import Chunk, decode_parts
@@ -24,12 +20,11 @@ from .received import decode_all
 if TYPE_CHECKING:
     from ..code import Loaded
 
-__all__ = ["Failure", "Judged", "LocalFilter", "judge_batch"]
+__all__ = ["Failure", "Judged", "LocalFilter"]
 
 T = TypeVar("T")
 
 _ERROR: Final = int(Outcome.ERROR)
-_MOST_SPLITS: Final = 128  # parts of a batch judged again, to find the messages it failed on
 _SIZE: Final = struct.Struct(">I")
 _OFFSET: Final = struct.Struct(">20xq")  # of a record: its offset in the queue
 
@@ -127,61 +122,6 @@ class LocalFilter:
                 null_unreadable=True,
             )
         ]
-
-
-def judge_batch(judge: Judge, batch: pa.RecordBatch) -> Verdicts:
-    """Judge a batch. One that `match_batch` fails on as a whole is judged in parts, so that a
-    message that it can't deal with does not fail the others. Raises what the judge does.
-
-    A batch that broke a limit is not judged again: a sandbox has looked for the message already.
-    """
-    restarts = _restarts(judge)
-    said = judge.judge(batch)
-    outcomes = np.array(said.outcomes, np.uint8)
-    errors = {row: said.reason(row) for row in np.flatnonzero(said.failed).tolist()}
-    waiting = _halves(judge, 0, said)
-    splits = 0
-    while waiting and splits < _MOST_SPLITS and _restarts(judge) == restarts:
-        splits += 1
-        start, stop = waiting.pop()
-        try:
-            said = judge.judge(batch.slice(start, stop - start))
-        except SandboxError:  # it failed on them before, that stands
-            break
-        outcomes[start:stop] = said.outcomes
-        for row in range(start, stop):
-            errors.pop(row, None)
-        for row in np.flatnonzero(said.failed).tolist():
-            errors[start + row] = said.reason(row)
-        waiting += _halves(judge, start, said)
-    _mark_unreadable(batch, outcomes, errors)
-    return Verdicts(outcomes, errors)
-
-
-def _halves(judge: Judge, start: int, said: Verdicts) -> list[tuple[int, int]]:
-    """The parts of a batch to judge again, the first one last; none unless it failed as a whole."""
-    count = len(said.outcomes)
-    if not judge.needs.is_batch or count < 2 or not said.failed.all():
-        return []
-    middle = start + count // 2
-    return [(middle, start + count), (start, middle)]
-
-
-def _restarts(judge: Judge) -> int:
-    """How often a sandbox has replaced its process."""
-    usage = getattr(judge, "usage", None)
-    return usage.restarts if usage is not None else 0
-
-
-def _mark_unreadable(
-    batch: pa.RecordBatch, outcomes: npt.NDArray[np.uint8], errors: dict[int, str]
-) -> None:
-    """A body that can't be read is null: nobody can say whether its message matches."""
-    if "body" in batch.schema.names and batch.column("body").null_count:
-        nulls = batch.column("body").is_null().to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(nulls).tolist():
-            outcomes[row] = _ERROR
-            errors[row] = "its body can't be read"
 
 
 def _sound_size(queue: MessageQueue, body: bytes) -> int:

@@ -1,6 +1,7 @@
 """Filters in code: a Python class that says which messages a group gets."""
 
 from .contract import COLUMNS, TYPES, Context, Judge, Needs
+from .judging import judge_batch
 from .loading import Loaded, load
 from .messages import MessageView
 from .source import MAX_SOURCE, CodeFilter, code_filter
@@ -18,5 +19,6 @@ __all__ = [
     "Needs",
     "Verdicts",
     "code_filter",
+    "judge_batch",
     "load",
 ]

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ..client import columns
-from ..client.judging import judge_batch
-from ..code import CodeFilter, Context, Judge
+from ..code import CodeFilter, Context, Judge, judge_batch
 from ..filter.logic import Outcome
 
 __all__ = ["Judged", "Row", "context_of", "filter_of", "judge_answers", "warm_up"]

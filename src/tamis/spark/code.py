@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
 from ..client.columns import read_as
-from ..code import CodeFilter, Context, Judge, Needs, Verdicts, load
+from ..code import CodeFilter, Context, Judge, Needs, Verdicts, judge_batch, load
 from ..errors import CodeError, SandboxError
 from ..filter import Outcome
 from .schema import DEFAULT
@@ -97,12 +97,12 @@ def _judge(judge: Judge, rows: pa.StructArray) -> Verdicts:
         batch = batch.set_column(at, name, read_as(batch.column(at), kind))
     for _ in range(_TRIES):
         try:
-            return judge.judge(batch)
+            return judge_batch(judge, batch)
         except SandboxError as error:  # it rests: a job has time
             if not error.retry_after:
                 raise
             time.sleep(min(error.retry_after, _LONGEST_REST))
-    return judge.judge(batch)
+    return judge_batch(judge, batch)
 
 
 _judges: OrderedDict[tuple[CodeFilter, Context, str], Judge] = OrderedDict()
