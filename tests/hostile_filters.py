@@ -208,6 +208,14 @@ BATCHES = [
            "at = np.frombuffer(child._arena, np.uint8).ctypes.data\n"
            "done = libc.mprotect(ctypes.c_void_p(at), 4096, 3)\n"
            "raise OSError(done and ctypes.get_errno())", "OSError: 13"),
+    Attack("having the room of what it unmaps", "import gc\n"
+           "child = next(one for one in gc.get_objects() if type(one).__name__ == '_Child')\n"
+           "arena = np.frombuffer(child._arena, np.uint8)\n"
+           "libc.munmap(ctypes.c_void_p(arena.ctypes.data), ctypes.c_size_t(arena.size))\n"
+           "x = []\ntry:\n    while True: x.append(bytes(2**20))\n"
+           "except MemoryError: size = len(x)\ndel x\n"
+           "raise MemoryError if size <= 64 else ValueError(f'{size} MiB')",
+           "needs more than 64 MiB of memory"),
 ]  # fmt: skip
 
 # When it is loaded: there is no cell then, and one line why.

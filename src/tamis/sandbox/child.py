@@ -46,7 +46,8 @@ def run(
         os.dup2(socket, SOCKET, inheritable=False)
         close_descriptors(SOCKET + 1)
         np.random.seed()
-        lock(plan, child_number, order["address_space"], order["processes"])
+        space, data = order["address_space"], order["data"]
+        lock(plan, child_number, space, data, order["processes"])
     except Exception as error:
         _answer(b"", Kind.FAILED, f"{error}".encode()[:200])
         os._exit(1)

@@ -188,6 +188,7 @@ class Child:
                 order = {
                     "batch_bytes": limits.batch_bytes,
                     "address_space": address_space(limits),
+                    "data": limits.memory,
                     "processes": limits.processes,
                     "output": limits.output,
                     "is_probe": probe is not None,
