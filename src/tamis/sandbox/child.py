@@ -84,7 +84,7 @@ class _Child:
             self._loaded = load(code, Context(wanted["group"], wanted["topic"]))
             return Kind.LOADED, exchange.encode_needs(self._loaded.needs)
         except CodeError as error:
-            return Kind.REFUSED, error.reason.encode(errors="replace")
+            return Kind.REFUSED, exchange.encode_reason(error.reason)
 
     def _judge(self, rows: int, schema: int, size: int) -> bytes:
         """`schema` and `size` are bytes of the shared memory, one behind the other."""
