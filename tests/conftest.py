@@ -23,7 +23,10 @@ settings.load_profile("tamis")
 
 IS_REQUIRED = os.environ.get("TAMIS_INTEROP") == "required"
 LONGEST = (
+    "test_assign",
     "test_cluster",
+    "test_code_consumer",
+    "test_code_filters",
     "test_code_filters",
     "test_cpp_client",
     "test_filter_engine",
@@ -43,6 +46,12 @@ OF_SPARK = (
     *("pipeline/test_code", "pipeline/test_replay", "pipeline/test_route"),
 )
 collect_ignore += [] if IS_REQUIRED else [f"{name}.py" for name in OF_SPARK]
+
+# What else takes long, and is seldom what a change breaks.
+LONG_TESTS = (
+    "cli/test_demo.py::test_the_demo_ends_with_the_pipeline",
+    "sandbox/test_ordinary_user.py",
+)
 
 # Tests of one group are run by one worker, one after the other.
 BY_LINE = (  # these start servers for each line of RocketMQ's
@@ -91,8 +100,16 @@ def _turn(group: str) -> int:
     return len(FIRST) + (group == LAST)
 
 
+def _is_asked_for(config: pytest.Config, name: str) -> bool:
+    file = name.partition("::")[0]
+    return any(file in given for given in config.args)
+
+
 @pytest.hookimpl(trylast=True)  # within a group, in the order that pytest chose
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not IS_REQUIRED:
+        longs = tuple(f"tests/{name}" for name in LONG_TESTS if not _is_asked_for(config, name))
+        items[:] = [item for item in items if not item.nodeid.startswith(longs)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _turn(group_of(item.nodeid)))
 
@@ -119,5 +136,5 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> list[str]:
     if IS_REQUIRED:
         return []
-    left_out = [f"interop/{name}" for name in LONGEST] + list(OF_SPARK)
+    left_out = [*(f"interop/{name}" for name in LONGEST), *OF_SPARK, *LONG_TESTS]
     return [f"left to .ci/run (TAMIS_INTEROP=required): {', '.join(left_out)}"]

@@ -247,6 +247,28 @@ async def test_a_class_is_uploaded_again_to_a_server_that_lost_it(served: Cluste
 
 
 @in_loop
+async def test_a_class_that_is_changed_is_uploaded_to_all_servers(served: Cluster) -> None:
+    async with stubs(served, 2, is_even) as servers:
+        topic = await served.create_topic("Orders")
+        await named(served, topic, *(one.address for one in servers))
+        consumer = served.push(served.name("Group"), Seen(), **SOON)
+        consumer.subscribe(topic, code=EVEN)
+        async with consumer:
+            changed = CodeFilter("even.py:Even", EVEN.text + "# changed\n")
+            consumer.subscribe(topic, code=changed)
+            crcs = [EVEN.crc, changed.crc]
+            await until(
+                lambda: all(
+                    [head.class_crc for head, _ in server.uploads] == crcs for server in servers
+                ),
+                lambda: [server.uploads for server in servers],
+            )
+            await asyncio.sleep(2 * SOON["heartbeat_interval"])
+        for server in servers:
+            assert [head.class_crc for head, _ in server.uploads] == crcs
+
+
+@in_loop
 async def test_a_failed_message_is_retried_past_the_filter(served: Cluster) -> None:
     """The retry topic is the broker's: the message was filtered before."""
     matched = ["0", "2"]
@@ -580,14 +602,22 @@ async def test_a_message_the_filter_fails_on_is_treated_by_policy(
     async with consumer:
         assert [int(text) for text in texts(await take(consumer, len(expected)))] == expected
         assert await consumer.getmany(1, timeout=0.5) == []
+        if policy == "hold":  # it is tried again a few times
+            await until(lambda: _attempts(consumer, topic) > 2, lambda: "not tried again")
         status = consumer.code_status[topic]
-        assert status.failed > 0
+        assert (status.seen, status.matched) == (3 if policy == "hold" else 8, len(expected))
+        assert status.failed == 1
         assert "offset 3: ValueError: three" in status.last_failure
         await consumer.commit()
         await cluster.wait_for_offsets(group, topic, 3 if policy == "hold" else 8)
     assert len([one for one in caplog.messages if "failed on 1 message here" in one]) == 1
     if policy == "dead-letter":
         assert texts(await cluster.read(dead_letter_topic(group), 1)) == ["3"]
+
+
+def _attempts(consumer: Any, topic: str) -> int:
+    holds = consumer._member.code._wanted[topic].here._holds
+    return max((attempts for _, attempts in holds.values()), default=0)
 
 
 @in_loop

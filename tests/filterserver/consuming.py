@@ -53,10 +53,10 @@ async def until(condition: Callable[[], Any], what: Callable[[], Any] = lambda: 
 async def serving(
     broker: str,
     *,
-    make_judge: Callable[[CodeFilter, Context], Judge] = load,
+    make_judge: Callable[[CodeFilter, Context], Judge] | None = load,
     **settings: Any,
 ) -> AsyncIterator[FilterServer]:
-    """A filter server in the test's loop, with filters in this process."""
+    """A filter server in the test's loop, with filters in this process; None: in a sandbox."""
     settings = {"uploads": True, "register_seconds": 0.5} | settings
     server = FilterServer(FilterServerConfig(broker=broker, **settings), make_judge=make_judge)
     await server.start()
@@ -68,7 +68,10 @@ async def serving(
 
 @asynccontextmanager
 async def standing(
-    *, queues: int = 1, make_judge: Callable[[CodeFilter, Context], Judge] = load, **settings: Any
+    *,
+    queues: int = 1,
+    make_judge: Callable[[CodeFilter, Context], Judge] | None = load,
+    **settings: Any,
 ) -> AsyncIterator[tuple[LocalCluster, FilterServer, "Client"]]:
     """With the topic T, and the server registered."""
     async with (
@@ -105,13 +108,16 @@ class Client:
         )  # fmt: skip
         await self._ask_broker(Command(code=header.CODE, fields=header.to_fields()))
 
-    async def send(self, *bodies: bytes, topic: str = "T", queue_id: int = 0) -> None:
+    async def send(
+        self, *bodies: bytes, topic: str = "T", queue_id: int = 0, flags: int = 0
+    ) -> None:
         """Each has its number as a property too."""
         requests = []
         for number, body in enumerate(bodies):
             header = SendMessage(
                 producer_group="p", topic=topic, default_topic="TBW102",
-                default_topic_queue_nums=4, queue_id=queue_id, sys_flag=0, born_timestamp=1, flag=0,
+                default_topic_queue_nums=4, queue_id=queue_id, sys_flag=flags, born_timestamp=1,
+                flag=0,
                 properties=properties.encode({"number": str(number)}),
             )  # fmt: skip
             fields = header.to_fields(letters=True)

@@ -1,6 +1,7 @@
 """`tamis filterserver` as a process, and brokers that start filter servers beside themselves."""
 
 import asyncio
+import importlib
 import json
 import os
 import re
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filterserver.consuming import EVEN, PATIENCE, Client, numbers, run, until
+from filterserver.consuming import EVEN, PATIENCE, Client, numbers, run, standing, until
 
 from tamis.client import Admin
 from tamis.testing import LocalBroker, LocalCluster, LocalNameServer
+
+command: Any = importlib.import_module("tamis.cli.filterserver")
 
 TAMIS = [sys.executable, "-m", "tamis"]
 READY = re.compile(
@@ -195,6 +198,8 @@ def test_killed_and_started_again_it_goes_on_where_the_consumer_is(tmp_path: Pat
         (["--on-error", "ignore"], "ignore"),
         (["--limit", "patience=1"], "it takes wall, load_wall, cpu"),
         (["--limit", "wall=long"], "'long' is not a number"),
+        (["--limit", "wall=nan"], "'nan' is not a number"),
+        (["--limit", "memory=inf"], "'inf' is not a number"),
         (["127.0.0.1:1"], "127.0.0.1:1: it goes with --status"),
         (["--json"], "--json: it goes with --status"),
         (["--status", "nowhere"], "'nowhere' is not an address"),
@@ -231,6 +236,30 @@ def test_status_says_who_does_not_answer() -> None:
     done = tamis("filterserver", "--status", cluster.broker)
     assert done.returncode == 1
     assert "Connect call failed" in done.stderr or "refused" in done.stderr
+
+
+def test_a_status_cannot_upset_a_terminal_and_a_strange_one_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def work() -> None:
+        async with standing() as (_, server, client):
+            await client.upload(EVEN, "Even")
+            one = next(iter(server.classes))
+            one.tally.last_failure = "offset 3: \x1b[2Jall is well\r"
+            [shown] = await command._ask_one(server.address)
+            command._print(shown)
+            out = capsys.readouterr().out
+            assert "last failure: offset 3: \\x1b[2Jall is well\\r\n" in out
+            # anybody can make a broker name any address: the others are shown all the same
+            assert "is not an address" in (await command._ask("nonsense"))["error"]
+
+    run(work())
+    with pytest.raises(SystemExit):
+        command._show([{"address": "127.0.0.1:1", "broker": {}}], as_json=False)
+    assert capsys.readouterr().err == (
+        "tamis: filter server 127.0.0.1:1: its status is not as expected; is it of another"
+        " version?\n"
+    )
 
 
 # Brokers that start them.
@@ -306,6 +335,33 @@ def test_up_brings_one_and_is_ready_before_it(tmp_path: Path) -> None:
         process.process.send_signal(signal.SIGTERM)
         assert process.process.wait(PATIENCE) == 0
         assert "filter server" not in process.log
+
+
+def test_they_are_not_looked_for_where_the_broker_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write there could have it run anything."""
+    (tmp_path / "tamis.py").write_text("raise SystemExit('this is not it')\n")
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path) not in sys.path
+
+    async def work() -> None:
+        async with LocalCluster(filter_servers=1) as cluster:
+            await filter_servers(cluster.nameserver, 1)
+
+    run(work())
+
+
+def test_one_that_does_not_stop_with_its_broker_is_ended() -> None:
+    text = (
+        "import signal, importlib\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "command = importlib.import_module('tamis.cli.filterserver')\n"
+        "command._LAST_SECONDS = 0.1\n"
+        "command._stop_with_stdin()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], stdin=subprocess.DEVNULL, timeout=PATIENCE)
+    assert done.returncode == 1
 
 
 def test_a_filter_server_that_cannot_start_is_tried_again_with_pauses() -> None:

@@ -1,9 +1,12 @@
 """What becomes of messages that a filter fails on, and what consumers are told."""
 
 import asyncio
+import json
 import logging
 from contextlib import ExitStack
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from client.relaying import DAMAGES, MARK, damaging
@@ -14,8 +17,11 @@ from tamis.code import CodeFilter, Context, load
 from tamis.code.contract import Needs
 from tamis.code.verdicts import Verdicts
 from tamis.errors import SandboxError
+from tamis.filter.logic import Outcome
+from tamis.filterserver.classes import Held
+from tamis.sandbox import Limits
 from tamis.wire import record
-from tamis.wire.codes import PullFlag, ResponseCode
+from tamis.wire.codes import PullFlag, RequestCode, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.headers import PullMessage
 
@@ -144,6 +150,131 @@ def test_a_filter_that_fails_on_everything_does_not_block_its_queue() -> None:
     run(work())
 
 
+BATCH = """
+import pyarrow as pa
+
+class Batch:
+    columns = ("body",)
+
+    def match_batch(self, batch):
+        return pa.array([int(body) % 2 == 0 for body in batch["body"].to_pylist()])
+"""
+
+
+def test_a_message_that_a_batch_fails_on_does_not_fail_the_others() -> None:
+    async def work() -> None:
+        async with standing() as (_, server, client):
+            bodies = numbers(1000)
+            bodies[77] = bodies[600] = b"x"
+            await client.send(*bodies)
+            await client.upload(BATCH, "Batch")
+            given, end = await client.consume()
+            assert given == [body for body in bodies if body != b"x" and int(body) % 2 == 0]
+            assert end == 1000
+            tally = next(iter(server.classes)).tally
+            assert (tally.messages, tally.failed) == (1000, 2)
+            assert "offset 600: ValueError" in tally.last_failure
+
+    run(work())
+
+
+@dataclass
+class _Usage:
+    restarts: int = 0
+
+
+class _Breaking:
+    """A judge as a sandbox's is whose filter breaks a limit with every batch."""
+
+    needs = Needs(is_batch=True, columns=("body",))
+
+    def __init__(self, code: CodeFilter, context: Context) -> None:
+        self.usage = _Usage()
+        self.batches = 0
+
+    def judge(self, batch: pa.RecordBatch) -> Verdicts:
+        self.batches += 1
+        self.usage.restarts += 1
+        return Verdicts(np.full(batch.num_rows, int(Outcome.ERROR), np.uint8), {0: "too long"})
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_batch_that_broke_a_limit_is_not_judged_again_in_parts() -> None:
+    """The sandbox did that, and rests after a few."""
+    made: list[_Breaking] = []
+
+    def make(code: CodeFilter, context: Context) -> _Breaking:
+        made.append(_Breaking(code, context))
+        return made[-1]
+
+    async def work() -> None:
+        async with standing(make_judge=make) as (_, _, client):
+            await client.send(*numbers(10))
+            await client.upload(BATCH, "Batch")
+            answer = await client.pull(0)
+            assert (answer.code, answer.following) == (20, 10)
+            assert "failed on 10 messages" in answer.remark
+            assert made[0].batches == 1
+
+    run(work())
+
+
+def test_a_message_whose_body_cannot_be_read_has_failed_whatever_the_filter_says() -> None:
+    text = "class All:\n    columns = ('body',)\n    def match(self, message): return True\n"
+
+    async def work() -> None:
+        async with standing() as (_, server, client):
+            await client.send(b"0")
+            await client.send(b"this is not compressed", flags=1)
+            await client.send(b"2")
+            await client.upload(text, "All")
+            answer = await client.pull(0)
+            assert (answer.offsets, answer.following) == ([0, 2], 3)
+            assert next(iter(server.classes)).tally.failed == 1
+            assert "offset 1: its body can't be read" in answer.remark
+
+    run(work())
+
+
+def test_a_held_message_that_the_consumers_left_behind_is_forgotten() -> None:
+    async def work() -> None:
+        now = [1000.0]
+        async with standing(on_error="hold") as (_, server, client):
+            server.puller._clock = lambda: now[0]
+            await client.send(*BODIES)
+            await client.upload(EVEN, "Even")
+            await client.pull(0)
+            assert (await client.pull(3)).code == ResponseCode.SYSTEM_ERROR
+            one = next(iter(server.classes))
+            now[0] += 30
+            server.puller.sweep()
+            assert [held.offset for held in one.held.values()] == [3]
+            assert (await client.pull(4)).offsets == [4, 6]  # an offset was set past it
+            now[0] += 90
+            server.puller.sweep()
+            assert not one.held
+
+    run(work())
+
+
+def test_the_status_fits_in_an_answer_however_much_is_held_back() -> None:
+    async def work() -> None:
+        async with standing() as (_, server, client):
+            await client.upload(EVEN, "Even")
+            one = next(iter(server.classes))
+            for queue_id in range(9000):
+                one.hold_back(queue_id, Held(1, "because " * 300, 1, 1e12))
+            request = Command(code=RequestCode.GET_FILTER_SERVER_STATUS)
+            answer = await client.server.ask(request, 60)
+            assert answer.code == 0, answer.remark
+            [shown] = json.loads(answer.body)["classes"]
+            assert (shown["held_queues"], len(shown["held"])) == (9000, 16)
+
+    run(work())
+
+
 class _Resting:
     """A judge as a sandbox's is while it recovers from breaches."""
 
@@ -211,6 +342,54 @@ def test_one_group_whose_filter_takes_long_does_not_hold_up_another() -> None:
             client.server.abort()
             await asyncio.gather(*waiting, return_exceptions=True)
             assert server.puller.waiting <= 100
+
+    run(work())
+
+
+BAD = """
+import os
+
+class Bad:
+    columns = ("body",)
+
+    def match(self, message):
+        if message.body == b"loop":
+            while True:
+                pass
+        if message.body == b"exit":
+            os._exit(3)
+        return int(message.body) % 2 == 0
+"""
+
+
+def test_a_filter_that_breaks_limits_is_reported_and_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the real sandbox."""
+    caplog.set_level(logging.WARNING, "tamis")
+
+    async def work() -> None:
+        # the other one is to be in time on a busy machine too
+        limits = Limits(wall=3.0, cpu=6.0)
+        async with standing(make_judge=None, limits=limits) as (_, server, client):
+            bodies = [b"0", b"1", b"loop", b"3", b"4", b"exit", b"6"]
+            await client.send(*bodies)
+            for group, text, name in (("G", BAD, "Bad"), ("other", EVEN, "Even")):
+                answer = await client.upload(text, name, group=group)
+                assert answer.code == 0, answer.remark
+            assert server.isolation, "what holds here is known once there is a class"
+            answer = await client.pull(0, hold=30)
+            assert (answer.code, answer.offsets, answer.following) == (0, [0, 4, 6], 7)
+            said = "the filter failed on 2 messages, skipped: group G, topic T, queue 0, offset 5: "
+            assert said in answer.remark
+            bad, even = server.classes
+            assert (bad.tally.failed, bad.tally.matched) == (2, 3)
+            assert bad.restarts >= 2
+            assert "group G, topic T" in caplog.text
+            assert "took longer than" in caplog.text or "ended" in caplog.text
+            answer = await client.pull(0, group="other")
+            assert (answer.code, answer.offsets) == (0, [0, 4, 6])
+            assert (even.tally.failed, even.restarts) == (2, 0)  # int() of the two
 
     run(work())
 

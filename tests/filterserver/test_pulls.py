@@ -1,7 +1,12 @@
 """Pulls through a filter server: statuses, offsets, waiting, and what is passed on."""
 
 import asyncio
+import itertools
+import shutil
+import threading
 
+import pyarrow as pa
+import pytest
 from filterserver.consuming import (
     EVEN,
     NONE,
@@ -14,7 +19,13 @@ from filterserver.consuming import (
     until,
 )
 
-from tamis.code import load
+from tamis.code import CodeFilter, Context, load
+from tamis.code.verdicts import Verdicts
+from tamis.filterserver import reading
+from tamis.filterserver.classes import Classes, Identity
+from tamis.filterserver.link import BrokerLink, Pulled
+from tamis.filterserver.reading import Memory, Stream
+from tamis.net.aio import Peer
 from tamis.wire.codes import PullFlag, RequestCode, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.headers import PullMessage, QueryConsumerOffset
@@ -111,16 +122,18 @@ def test_ten_thousand_messages_with_a_rare_match_move_the_offset_past_all_of_the
 
 def test_nothing_matching_for_long_tells_the_consumer_how_far_it_was_looked() -> None:
     async def work() -> None:
-        async with standing(scan_seconds=0.01, batch=100) as (_, _, client):
+        async with standing(scan_seconds=1.0) as (_, server, client):
+            ticks = itertools.count(1000.0)
+            server.puller._clock = lambda: next(ticks)  # each look at it is a second later
             await client.send(*numbers(3000))
             await client.upload(NONE, "Nothing")
             offset, answers = 0, 0
             while offset < 3000:
-                answer = await client.pull(offset, hold=0.5)
+                answer = await client.pull(offset, hold=10)
                 assert (answer.code, answer.bodies) == (20, [])
                 assert offset < answer.following <= 3000
                 offset, answers = answer.following, answers + 1
-            assert answers > 1
+            assert answers > 1  # a thousand or so are judged in a second
             answer = await client.pull(offset)
             assert (answer.code, answer.following) == (19, 3000)
 
@@ -214,16 +227,20 @@ def test_how_far_the_group_is_is_passed_on_to_the_broker() -> None:
             await client.send(*numbers(20))
             await client.upload(EVEN, "Even")
             await client.pull(0, commit=6)
-            header = QueryConsumerOffset(consumer_group="G", topic="T", queue_id=0)
-            request = Command(code=header.CODE, fields=header.to_fields())
-            for _ in range(500):
-                answer = await client.broker.ask(request, 20)
-                if answer.code == 0 and answer.fields == {"offset": "6"}:
-                    return
-                await asyncio.sleep(0.02)
-            raise AssertionError(answer)
+            await _until_committed(client, 6)
 
     run(work())
+
+
+async def _until_committed(client: Client, offset: int) -> None:
+    header = QueryConsumerOffset(consumer_group="G", topic="T", queue_id=0)
+    request = Command(code=header.CODE, fields=header.to_fields())
+    for _ in range(1000):
+        answer = await client.broker.ask(request, 20)
+        if answer.code == 0 and answer.fields == {"offset": str(offset)}:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(answer)
 
 
 def test_two_groups_read_the_same_queue_each_by_its_own_class() -> None:
@@ -337,6 +354,32 @@ def test_a_broker_that_is_restarted_in_the_middle_loses_and_doubles_nothing() ->
     run(work())
 
 
+def test_what_was_read_of_messages_that_the_broker_lost_is_not_given_out() -> None:
+    """A broker that crashed gives the offsets of messages that it had not flushed to others."""
+
+    async def work() -> None:
+        async with standing() as (cluster, server, client):
+            await client.send(*numbers(100))
+            await client.upload(EVEN, "Even")
+            assert (await client.pull(0, most=1, commit=6)).offsets == [0]
+            assert server.streams.memory.used > 0  # the others are kept for the next pull
+            await _until_committed(client, 6)
+            await asyncio.to_thread(cluster.stop_broker)
+            assert cluster.store is not None
+            shutil.rmtree(cluster.store)
+            await asyncio.to_thread(cluster.start_broker)
+            async with Client.connected(cluster.broker, server.address) as after:
+                await after.create_topic("T", 1)
+                await after.send(*[b"1"] * 50, b"50", *[b"1"] * 49)
+                await until(lambda: server.link.is_connected)
+                bodies, end = await client.consume(2, commit=6)
+                assert (bodies, end) == ([b"50"], 100)
+                # nor is the group's offset taken for known
+                await _until_committed(after, 6)
+
+    run(work())
+
+
 def test_a_filter_server_that_starts_again_knows_no_class_until_one_is_uploaded() -> None:
     async def work() -> None:
         async with standing() as (cluster, _, client):
@@ -398,5 +441,136 @@ def test_a_waiting_pull_goes_by_the_class_that_is_uploaded_meanwhile() -> None:
             await client.send(b"3")
             answer = await held
             assert (answer.code, answer.bodies) == (0, [b"2"])
+
+    run(work())
+
+
+class _Slow:
+    """A judge that waits until it is told to go on."""
+
+    def __init__(self, code: CodeFilter, context: Context) -> None:
+        self._inner = load(code, context)
+        self.needs = self._inner.needs
+        self.may_go = threading.Event()
+        self.is_asked = threading.Event()
+
+    def judge(self, batch: pa.RecordBatch) -> Verdicts:
+        self.is_asked.set()
+        assert self.may_go.wait(60)
+        return self._inner.judge(batch)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_a_class_that_is_uploaded_while_another_judges_decides_in_its_place() -> None:
+    made: list[_Slow] = []
+
+    def make(code: CodeFilter, context: Context) -> _Slow:
+        made.append(_Slow(code, context))
+        return made[-1]
+
+    async def work() -> None:
+        async with standing(make_judge=make) as (_, _, client):
+            await client.send(*numbers(10))
+            await client.upload(EVEN, "Even")
+            pulling = asyncio.create_task(client.pull(0))
+            await asyncio.to_thread(made[0].is_asked.wait, 60)
+            assert (await client.upload(EVEN.replace("== 0", "== 1"), "Even")).code == 0
+            made[1].may_go.set()
+            made[0].may_go.set()
+            answer = await pulling
+            assert (answer.code, answer.offsets) == (0, [1, 3, 5, 7, 9])
+
+    run(work())
+
+
+def test_a_connection_that_is_lost_while_its_messages_are_judged_costs_nothing() -> None:
+    made: list[_Slow] = []
+
+    def make(code: CodeFilter, context: Context) -> _Slow:
+        made.append(_Slow(code, context))
+        return made[-1]
+
+    async def work() -> None:
+        async with standing(make_judge=make) as (cluster, server, client):
+            await client.send(*numbers(10))
+            await client.upload(EVEN, "Even")
+            pulling = asyncio.create_task(client.pull(0))
+            await asyncio.to_thread(made[0].is_asked.wait, 60)
+            client.server.abort()
+            await asyncio.gather(pulling, return_exceptions=True)
+            await until(lambda: server.puller._waiting == {})
+            async with Client.connected(cluster.broker, server.address) as after:
+                pulling = asyncio.create_task(after.pull(0))
+                await until(lambda: server.puller.waiting == 2)  # the judge has one caller
+                made[0].may_go.set()
+                assert (await pulling).offsets == [0, 2, 4, 6, 8]
+                await until(lambda: server.puller.waiting == 0)
+                assert (await after.consume())[1] == 10
+            server.streams.close()
+            assert server.streams.memory.used == 0
+            assert server.background.failures == {}
+
+    run(work())
+
+
+# Reading ahead, part by part.
+
+
+class _Link(BrokerLink):
+    """Pulls are answered when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1")
+        self._peer = Peer(lambda peer, requests: None)
+        self.posted: list[tuple[int, asyncio.Future[Pulled]]] = []
+
+    def post_pull(
+        self, peer: Peer, topic: str, queue_id: int, offset: int, most: int, hold: float = 0.0
+    ) -> "asyncio.Future[Pulled]":
+        self.posted.append((offset, asyncio.get_running_loop().create_future()))
+        return self.posted[-1][1]
+
+
+def _stream(link: BrokerLink, memory: Memory) -> Stream:
+    classes = Classes(1, 60, lambda one: None)
+    by = classes.put(("T", "G"), Identity("F", 1), None, Peer(lambda *_: None), 1)  # type: ignore
+    return Stream(link, memory, by, 0, 0)
+
+
+def test_answers_larger_than_expected_count_when_they_come_and_not_when_they_are_used() -> None:
+    async def work() -> None:
+        link, memory = _Link(), Memory(2**30)
+        stream = _stream(link, memory)
+        reading_first = asyncio.create_task(stream.read())
+        await asyncio.sleep(0)
+        link.posted[0][1].set_result(Pulled(0, 0, 10, 0, 1000, b"x" * 100))  # 10 bytes each
+        await reading_first
+        stream._read_ahead(50)
+        assert [offset for offset, _ in link.posted[1:]] == [10, 20, 30, 40]
+        expected = memory.used
+        assert expected == 100 + 4 * 100
+        for offset, future in link.posted[1:]:
+            future.set_result(Pulled(0, offset, offset + 10, 0, 1000, b"x" * 5000))
+        await asyncio.sleep(0)
+        assert memory.used == expected + 4 * 4900
+        stream.drop()
+        assert memory.used == 0
+
+    run(work())
+
+
+def test_streams_without_a_pull_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can ask for queues that do not exist."""
+    monkeypatch.setattr(reading, "_MOST_IDLE", 20)
+
+    async def work() -> None:
+        async with standing() as (_, server, client):
+            await client.upload(EVEN, "Even")
+            for queue_id in range(100):
+                assert (await client.pull(0, queue_id=queue_id + 1)).code == 1
+                assert len(server.streams) <= 20
+            assert len(server.streams._places) <= 20
 
     run(work())

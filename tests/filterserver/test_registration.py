@@ -54,6 +54,20 @@ def test_a_broker_that_is_not_there_is_waited_for_and_said_once(
     run(work())
 
 
+def test_it_registers_again_and_again_for_the_broker_forgets_those_that_are_silent() -> None:
+    assert FilterServerConfig().register_seconds == 10.0  # a third of the broker's patience
+
+    async def work() -> None:
+        async with standing(register_seconds=0.05) as (cluster, _, _):
+            assert cluster._running is not None
+            known = cluster._running[0].filter_servers._servers
+            [(_, first)] = known.values()
+            await until(lambda: all(seen > first for _, seen in known.values()))
+            assert len(known) == 1  # over the same connection
+
+    run(work())
+
+
 def test_it_registers_again_when_the_broker_comes_back() -> None:
     async def work() -> None:
         async with standing(register_seconds=3600) as (cluster, server, client):

@@ -1,12 +1,22 @@
 """Uploads: who may, what is refused and why, replacing, and members that disagree."""
 
+import asyncio
+import errno
+import json
 import logging
+import resource
 import socket
+import threading
 from typing import Any
 
 import pytest
 from filterserver.consuming import EVEN, NONE, RARE, numbers, run, standing, until
 
+from tamis.code import CodeFilter, Context, load
+from tamis.code.contract import Judge
+from tamis.errors import SandboxError
+from tamis.filterserver import FilterServer, FilterServerConfig
+from tamis.filterserver.status import status
 from tamis.filterserver.uploads import _JAVA, _PYTHON, _is_loopback
 from tamis.net.aio import connect
 from tamis.wire.codes import ResponseCode
@@ -49,6 +59,8 @@ public class Even implements MessageFilter {
         ({}, {"text": EVEN + "\n1 / 0"}, 1, "ZeroDivisionError"),
         ({}, {"group": ""}, 1, "a group of 0 characters"),
         ({}, {"group": "g" * 300}, 1, "a group of 300 characters"),
+        ({}, {"group": "g\nroot: all is well"}, 1, "has characters that can't be printed"),
+        ({}, {"topic": "t\x1b[2J"}, 1, "has characters that can't be printed"),
     ],
 )
 def test_an_upload_is_refused_with_the_reason(
@@ -134,6 +146,22 @@ def test_with_the_secret_an_upload_is_taken() -> None:
         async with standing(secret="s3") as (_, server, client):
             assert (await client.upload(EVEN, "Even", secret="s3")).code == 0
             assert len(server.classes) == 1
+
+    run(work())
+
+
+def test_no_secret_is_in_a_log_a_status_or_a_remark(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def work() -> None:
+        async with standing(secret="open-sesame") as (_, server, client):
+            remarks = [
+                (await client.upload(EVEN, "Even", secret=secret)).remark or ""
+                for secret in ("open-barley", "open-sesame")
+            ]
+            assert len(server.classes) == 1
+            shown = json.dumps(status(server)) + repr(server.config)
+            assert "open-" not in "".join((caplog.text, shown, *remarks))
 
     run(work())
 
@@ -321,9 +349,6 @@ def test_there_are_so_many_classes_and_unused_ones_are_dropped() -> None:
 
 
 def test_a_source_that_failed_is_not_tried_again_at_once() -> None:
-    from tamis.code import CodeFilter, Context, load
-    from tamis.code.contract import Judge
-
     tried = []
 
     def make(code: CodeFilter, context: Context) -> Judge:
@@ -340,5 +365,98 @@ def test_a_source_that_failed_is_not_tried_again_at_once() -> None:
             now[0] += 31
             assert (await client.upload("class F: pass", "F")).code == 1
             assert tried == ["F", "F"]
+
+    run(work())
+
+
+def test_a_machine_that_has_no_room_for_a_filter_is_named_to_the_uploader(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "tamis")
+
+    def make(code: CodeFilter, context: Context) -> Judge:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def work() -> None:
+        async with standing(make_judge=make) as (_, server, client):
+            for _ in range(2):
+                answer = await client.upload(EVEN, "Even")
+                assert answer.code == ResponseCode.SYSTEM_ERROR
+                assert "Too many open files" in (answer.remark or "")
+            assert server.uploads.refused == {"code": 2}
+            assert caplog.text.count("refused: ") == 1
+            assert "Traceback" not in caplog.text
+
+    run(work())
+
+
+class _Loading:
+    """Makes judges, each when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.may_go = threading.Event()
+
+    def __call__(self, code: CodeFilter, context: Context) -> Judge:
+        self.begun.append(context.group)
+        assert self.may_go.wait(60)
+        return load(code, context)
+
+
+def test_uploads_at_the_same_time_make_no_more_classes_than_there_may_be() -> None:
+    loading = _Loading()
+
+    async def work() -> None:
+        async with standing(make_judge=loading, most_classes=2) as (_, server, client):
+            uploads = [
+                asyncio.create_task(client.upload(EVEN, "Even", group=group)) for group in "ABCD"
+            ]
+            await until(lambda: len(loading.begun) >= 2)
+            await until(lambda: server.uploads.refused["full"] == 2)
+            loading.may_go.set()
+            codes = [(await one).code for one in uploads]
+            assert sorted(codes) == [0, 0, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_BUSY]
+            assert len(server.classes) == 2
+            # a member may replace its class all the same
+            assert (await client.upload(ODD, "Even", group=loading.begun[0])).code == 0
+
+    run(work())
+
+
+def test_uploads_for_one_group_at_the_same_time_are_taken_one_after_the_other() -> None:
+    loading = _Loading()
+
+    async def work() -> None:
+        async with standing(make_judge=loading) as (_, server, client):
+            texts = [EVEN, ODD, EVEN, ODD, ODD]
+            uploads = [asyncio.create_task(client.upload(one, "Even")) for one in texts]
+            await until(lambda: len(loading.begun) == 1)
+            loading.may_go.set()
+            assert [(await one).code for one in uploads] == [0] * 5
+            assert len(server.classes) == 1
+            # a member that changes its mind: the fifth is the fourth again
+            assert len(loading.begun) == 4
+            assert server.uploads._locks == {}
+
+    run(work())
+
+
+def test_open_files_limit_how_many_classes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has six in a sandbox. What is left is for connections, that of the broker too."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    config = FilterServerConfig(uploads=True)
+    assert FilterServer(config).most_classes == (1024 // 4 + 100 - 60) // 6
+    assert FilterServer(config, make_judge=load).most_classes == config.most_classes
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
+    assert FilterServer(config).most_classes == config.most_classes
+
+
+def test_no_sandbox_is_started_once_the_server_stops() -> None:
+    async def work() -> None:
+        server = FilterServer(FilterServerConfig(uploads=True, broker="127.0.0.1:1"))
+        await server.start()
+        await server.close()
+        with pytest.raises(SandboxError, match="stopping"):
+            server._find_sandbox()
 
     run(work())

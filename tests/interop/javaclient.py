@@ -24,8 +24,6 @@ HASTE = [
     "-Drocketmq.client.rebalance.lockInterval=1000",
     "-Drocketmq.client.rebalance.minInterval=100",  # 5.3 only
     "-Drocketmq.client.unlockDelayTimeMills=500",
-    # 4.9 does not see that the connection of a held pull is gone: it waits for 30 s, or for this.
-    "-Drocketmq.client.pull.pullMaxIdleTime=6000",
 ]
 FIRST = "CONSUME_FROM_FIRST_OFFSET"
 

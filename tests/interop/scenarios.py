@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from interop.cluster import Target, apache_cluster, our_cluster
-from interop.javaclient import JavaClient, JavaError, Row, wait_for
+from interop.javaclient import PATIENCE, JavaClient, JavaError, Row, wait_for
 
 SETTINGS: dict[str, object] = {
     "messageDelayLevel": "1s 2s 1s 1s",
@@ -567,8 +567,11 @@ def offsets_after_a_broker_restart(target: Target, java: JavaClient) -> Any:
     ]
     java.push("returns", java.name("leaves"), {topic: {"sql": "n >= 0"}})
     after = _bodies(java.received("returns", 6))
+    # 4.9 does not see that the connection of a held pull is gone, and waits for 30 s.
     stays = wait_for(
-        lambda: {row["body"] for row in java.received("stays")}, lambda seen: len(seen) == 16
+        lambda: {row["body"] for row in java.received("stays")},
+        lambda seen: len(seen) == 16,
+        2 * PATIENCE,
     )
     return {
         "sent": sent,

@@ -8,6 +8,7 @@ when the other one is closed, so that none outlives a broker that was killed. Ro
 import asyncio
 import contextlib
 import logging
+import os
 import shlex
 import sys
 import time
@@ -50,7 +51,7 @@ class FilterServerProcesses:
 
     def __init__(self, count: int, given: Sequence[str], tasks: Tasks) -> None:
         self._count = count
-        self._command = [sys.executable, "-m", "tamis", "filterserver", "--with-stdin", *given]
+        self._command = [*_python(), "-m", "tamis", "filterserver", "--with-stdin", *given]
         self._tasks = tasks
         self._watching: list[asyncio.Task[None]] = []
         self.running: dict[int, asyncio.subprocess.Process] = {}  # by number, from 1
@@ -100,6 +101,13 @@ class FilterServerProcesses:
         finally:
             del self.running[number]
             await _stop(process)
+
+
+def _python() -> list[str]:
+    """How to run Python. `-m` would look for modules in the directory that the broker is in: only
+    if the broker does so itself."""
+    looks_here = not {"", os.getcwd()}.isdisjoint(sys.path)
+    return [sys.executable] if looks_here else [sys.executable, "-P"]
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -11,6 +11,7 @@ import click
 from ..errors import place
 from ..filter.tokens import Dialect
 from .backtest import backtest
+from .codetest import check_options, code_options, test_code
 
 if TYPE_CHECKING:
     from ..filter.explain import Explanation, Part, TagExplanation
@@ -52,31 +53,42 @@ class _TakesExpressions(click.Command):
 
 
 @filter_group.command(cls=_TakesExpressions)
-@click.argument("expression", metavar="EXPR")
+@click.argument("expression", metavar="[EXPR]", required=False)
 @click.option(
     "-p", "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="May be repeated."
 )
 @_tags
 @_dialect
 @click.option("--strict", is_flag=True, help="Refuse what lint calls an error.")
+@code_options
 @_json
 @click.pass_context
 def test(
     context: click.Context,
-    expression: str,
+    /,
+    expression: str | None,
     pairs: tuple[str, ...],
     tags: bool,
     dialect: str,
     strict: bool,
     as_json: bool,
+    **of_code: Any,
 ) -> None:
     """Whether a message with these properties matches, and why.
 
-    Exit code 0: matched, 1: not matched, 2: EXPR does not compile.
+    With --code, a filter in Python is run in a sandbox, on the message given by -p, --tag, --keys
+    and --body, or on the newest messages of --topic; nothing is changed at the broker. Shows
+    verdicts, failures, time and memory; see docs/code-filters.md.
+
+    Exit code 0: matched, 1: not matched, 2: EXPR does not compile, or the code can't be loaded.
+    With --topic 0: done, 1: the filter failed on a message, or one could not be read.
     """
     from ..errors import InvalidFilter
 
+    check_options(context)
     properties = _properties(pairs)
+    if expression is None:
+        context.exit(test_code(properties, of_code, as_json))
     try:
         if tags:
             matched = _test_tags(expression, properties, strict, as_json)

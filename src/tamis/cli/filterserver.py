@@ -8,9 +8,9 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,13 +18,12 @@ import click
 
 from ..errors import ConfigError, Error
 from . import logs
-from .options import echo_json, run
+from .options import echo_json, parse_limits, parse_modules, run
 from .serving import listening, serve, show_address
 
 if TYPE_CHECKING:
     from ..filterserver.config import FilterServerConfig
     from ..filterserver.server import FilterServer
-    from ..sandbox import Limits
 
 __all__ = ["filterserver"]
 
@@ -33,6 +32,7 @@ _NAMESERVER: Final = "127.0.0.1:9876"
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and how to reach it from here
 _TIMEOUT: Final = 3.0
 _LONGEST_SECRET: Final = 4096
+_LAST_SECONDS: Final = 10.0  # to stop in once the broker is gone
 
 
 @click.command()
@@ -170,33 +170,11 @@ def _config(nameserver: str, options: Mapping[str, Any]) -> "FilterServerConfig"
             secret=_read_secret(options["secret_file"]) if options["secret_file"] else None,
             isolation=options["isolation"],
             on_error=options["on_error"],
-            limits=_limits(options["limits"]),
-            modules=tuple(filter(None, (n.strip() for n in options["modules"].split(",")))),
+            limits=parse_limits(options["limits"]),
+            modules=parse_modules(options["modules"]),
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _limits(pairs: tuple[str, ...]) -> "Limits | None":
-    if not pairs:
-        return None
-    from ..sandbox import Limits
-
-    known = [one.name for one in fields(Limits)]
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, _, text = pair.partition("=")
-        if name not in known:
-            raise click.UsageError(f"--limit {pair}: it takes {', '.join(known)}")
-        try:
-            number = float(text)
-        except ValueError:
-            raise click.UsageError(f"--limit {pair}: {text!r} is not a number") from None
-        values[name] = int(number) if number == int(number) else number
-    try:
-        return Limits(**values)
-    except ConfigError as error:
-        raise click.UsageError(f"--limit: {error}") from None
 
 
 def _read_secret(file: str) -> str:
@@ -257,27 +235,36 @@ async def _promise(server: "FilterServer", probes: bool) -> str:
 
 def _stop_with_stdin() -> None:
     """The broker that started us holds the other end: it closes when the broker ends, whatever
-    ends it."""
+    ends it. Whatever we are at then, we do not stay for long."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_LAST_SECONDS)
+    os._exit(1)
 
 
 # Looking.
 
 
 def _show_status(address: str | None, nameserver: str, as_json: bool) -> None:
-    found = run(_ask_one(address) if address is not None else _ask_all(nameserver))
+    _show(run(_ask_one(address) if address is not None else _ask_all(nameserver)), as_json)
+
+
+def _show(found: list[dict[str, Any]], as_json: bool) -> None:
     failed = 0
     for server in found:
         if as_json:
             echo_json(server)
         elif "error" not in server:
-            _print(server)
+            try:
+                _print(server)
+            except (LookupError, TypeError, ValueError, AttributeError):
+                server["error"] = "its status is not as expected; is it of another version?"
         if "error" in server:
             failed += 1
-            click.echo(f"tamis: filter server {server['address']}: {server['error']}", err=True)
+            line = f"tamis: filter server {server.get('address')}: {server['error']}"
+            click.echo(_shown(line), err=True)
     if not found:
         click.echo("tamis: the name server knows no filter server", err=True)
     if failed or not found:
@@ -285,6 +272,12 @@ def _show_status(address: str | None, nameserver: str, as_json: bool) -> None:
 
 
 async def _ask_one(address: str) -> list[dict[str, Any]]:
+    from ..net.aio import parse_address
+
+    try:
+        parse_address(address)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     return [await _ask(address)]
 
 
@@ -297,14 +290,10 @@ async def _ask_all(nameserver: str) -> list[dict[str, Any]]:
 
 
 async def _ask(address: str) -> dict[str, Any]:
-    from ..net.aio import connect, parse_address
+    from ..net.aio import connect
     from ..wire.codes import RequestCode, ResponseCode
     from ..wire.command import Command
 
-    try:
-        parse_address(address)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
     try:
         peer = await connect(address, _TIMEOUT)
         try:
@@ -334,24 +323,35 @@ def _print(server: dict[str, Any]) -> None:
     is_known = "" if broker["registered"] else f", not registered: {broker['failure']}"
     allowed = {True: "from anywhere", False: "off"}.get(uploads["allowed"], uploads["allowed"])
     refused = sum(uploads["refused"].values())
-    click.echo(
+    _echo(
         f"filter server {server['address']} for {where}{is_known}; up since"
         f" {datetime.fromtimestamp(server['started']):%Y-%m-%d %H:%M:%S}; uploads {allowed},"
         f" {uploads['accepted']} accepted, {refused} refused; on error {server['on_error']}"
     )
-    rows = [[str(one[name]) for name in _COLUMNS] for one in server["classes"]]
+    rows = [[_shown(str(one[name])) for name in _COLUMNS] for one in server["classes"]]
     if not rows:
-        click.echo("  no classes")
+        _echo("  no classes")
         return
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     for row in (_COLUMNS, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        click.echo("  " + "  ".join(cells).rstrip())
+        _echo("  " + "  ".join(cells).rstrip())
     for one in server["classes"]:
         if one["last_failure"]:
-            click.echo(f"  last failure: {one['last_failure']}")
+            _echo(f"  last failure: {one['last_failure']}")
         for held in one["held"]:
-            click.echo(
+            _echo(
                 f"  held back: group {one['group']}, topic {one['topic']}, queue {held['queue']},"
                 f" offset {held['offset']}, tried {held['tries']} times: {held['reason']}"
             )
+        if one["held_queues"] > len(one["held"]):
+            _echo(f"  and {one['held_queues'] - len(one['held'])} other queues are held back")
+
+
+def _echo(line: str) -> None:
+    click.echo(_shown(line))
+
+
+def _shown(text: str) -> str:
+    """With what could upset a terminal spelled out: it is whatever the server says."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

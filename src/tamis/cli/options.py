@@ -1,16 +1,21 @@
-"""What commands that talk to a cluster have in common: its name server, times, JSON, errors."""
+"""What commands have in common: the name server, times, limits of filters, JSON, errors."""
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import fields
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..sandbox import Limits
 
 __all__ = [
     "check_spark",
@@ -18,6 +23,8 @@ __all__ = [
     "is_of_spark",
     "json_option",
     "nameserver_option",
+    "parse_limits",
+    "parse_modules",
     "parse_time",
     "run",
 ]
@@ -59,6 +66,36 @@ def parse_time(text: str, now: Callable[[], float] = time.time) -> int:
         raise click.BadParameter(
             f"'{text}' is no time: write 2024-05-01T12:00, 30m, 2h or 7d (so long ago), or now"
         ) from None
+
+
+def parse_limits(pairs: tuple[str, ...]) -> "Limits | None":
+    """Limits of a filter in code, given as NAME=VALUE; None if none is. Raises click.UsageError."""
+    if not pairs:
+        return None
+    from ..sandbox import Limits
+
+    known = [one.name for one in fields(Limits)]
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        if name not in known:
+            raise click.UsageError(f"--limit {pair}: it takes {', '.join(known)}")
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise click.UsageError(f"--limit {pair}: {text!r} is not a number")
+        values[name] = int(number) if number == int(number) else number
+    try:
+        return Limits(**values)
+    except ConfigError as error:
+        raise click.UsageError(f"--limit: {error}") from None
+
+
+def parse_modules(text: str) -> tuple[str, ...]:
+    """The names in NAME,NAME."""
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

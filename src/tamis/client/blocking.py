@@ -491,6 +491,9 @@ class Admin(Facade):
     def cluster(self) -> dict[str, list[BrokerInfo]]:
         return self._run(self._inner.cluster)
 
+    def filter_servers(self) -> list[str]:
+        return self._run(self._inner.filter_servers)
+
     def broker_stats(self, broker: str) -> dict[str, str]:
         return self._run(self._inner.broker_stats, broker)
 

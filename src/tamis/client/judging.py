@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from ..code import CodeFilter, Context, Verdicts, load
-from ..errors import CorruptRecord
+from ..code import CodeFilter, Context, Judge, Verdicts, load
+from ..errors import CorruptRecord, SandboxError
 from ..filter.logic import Outcome
 from ..wire.bodies import MessageQueue
 from .columns import Chunk, decode_parts
@@ -24,12 +24,12 @@ from .received import decode_all
 if TYPE_CHECKING:
     from ..code import Loaded
 
-__all__ = ["Failure", "Judged", "LocalFilter"]
+__all__ = ["Failure", "Judged", "LocalFilter", "judge_batch"]
 
 T = TypeVar("T")
 
 _ERROR: Final = int(Outcome.ERROR)
-_MOST_SPLITS: Final = 64  # of a batch that failed as a whole, to find the messages that made it
+_MOST_SPLITS: Final = 128  # parts of a batch judged again, to find the messages it failed on
 _SIZE: Final = struct.Struct(">I")
 _OFFSET: Final = struct.Struct(">20xq")  # of a record: its offset in the queue
 
@@ -118,7 +118,7 @@ class LocalFilter:
         needs = loaded.needs
         chunks = [Chunk(queue.broker_name, queue.topic, body)] if body else []
         return [
-            _judge_parts(loaded, batch)
+            judge_batch(loaded, batch)
             for batch, _ in decode_parts(
                 chunks,
                 columns=needs.columns,
@@ -129,27 +129,48 @@ class LocalFilter:
         ]
 
 
-def _judge_parts(loaded: "Loaded", batch: pa.RecordBatch) -> Verdicts:
-    """Judge a batch; one that failed as a whole is judged in parts, so that the others get their
-    verdicts."""
-    outcomes = np.empty(batch.num_rows, np.uint8)
-    errors: dict[int, str] = {}
-    waiting = [(0, batch.num_rows)]
+def judge_batch(judge: Judge, batch: pa.RecordBatch) -> Verdicts:
+    """Judge a batch. One that `match_batch` fails on as a whole is judged in parts, so that a
+    message that it can't deal with does not fail the others. Raises what the judge does.
+
+    A batch that broke a limit is not judged again: a sandbox has looked for the message already.
+    """
+    restarts = _restarts(judge)
+    said = judge.judge(batch)
+    outcomes = np.array(said.outcomes, np.uint8)
+    errors = {row: said.reason(row) for row in np.flatnonzero(said.failed).tolist()}
+    waiting = _halves(judge, 0, said)
     splits = 0
-    while waiting:
+    while waiting and splits < _MOST_SPLITS and _restarts(judge) == restarts:
+        splits += 1
         start, stop = waiting.pop()
-        said = loaded.judge(batch.slice(start, stop - start))
-        is_split = loaded.needs.is_batch and stop - start > 1 and bool(said.failed.all())
-        if is_split and splits < _MOST_SPLITS:
-            splits += 1
-            middle = (start + stop) // 2
-            waiting += [(middle, stop), (start, middle)]
-            continue
+        try:
+            said = judge.judge(batch.slice(start, stop - start))
+        except SandboxError:  # it failed on them before, that stands
+            break
         outcomes[start:stop] = said.outcomes
+        for row in range(start, stop):
+            errors.pop(row, None)
         for row in np.flatnonzero(said.failed).tolist():
             errors[start + row] = said.reason(row)
+        waiting += _halves(judge, start, said)
     _mark_unreadable(batch, outcomes, errors)
     return Verdicts(outcomes, errors)
+
+
+def _halves(judge: Judge, start: int, said: Verdicts) -> list[tuple[int, int]]:
+    """The parts of a batch to judge again, the first one last; none unless it failed as a whole."""
+    count = len(said.outcomes)
+    if not judge.needs.is_batch or count < 2 or not said.failed.all():
+        return []
+    middle = start + count // 2
+    return [(middle, start + count), (start, middle)]
+
+
+def _restarts(judge: Judge) -> int:
+    """How often a sandbox has replaced its process."""
+    usage = getattr(judge, "usage", None)
+    return usage.restarts if usage is not None else 0
 
 
 def _mark_unreadable(

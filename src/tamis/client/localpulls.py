@@ -93,10 +93,10 @@ class LocalPulls:
         if self._is_closed:
             raise CodeError(self._code.name, "it is not in use any more")
         judged = await local.judge(queue, pulled.body)
+        self._count_failures(queue, judged)
+        await self._resolve_failures(queue, pulled, judged)
         self.seen += judged.seen
         self.matched += len(judged.records)
-        self.failed += len(judged.failures)
-        await self._resolve_failures(queue, pulled, judged)
         records = [record for _, record in judged.records]
         pulled.body = b"".join((*records, judged.rest))
         pulled.count = len(records) + bool(judged.rest)
@@ -125,6 +125,12 @@ class LocalPulls:
             for pull in pulls:
                 if not pull.cancel() and not pull.cancelled():
                     pull.exception()  # what one met, the others did too
+
+    def _count_failures(self, queue: MessageQueue, judged: "Judged") -> None:
+        """Once each, also if a message is held back and tried again."""
+        held, _ = self._holds.get(queue, (-1, 0))
+        failed = judged.failures[:1] if self._config.code_on_error == "hold" else judged.failures
+        self.failed += sum(failure.offset != held for failure in failed)
 
     async def _resolve_failures(
         self, queue: MessageQueue, pulled: Pulled, judged: "Judged"
@@ -165,5 +171,6 @@ class LocalPulls:
             why = f"{queue}, offset {offset} is held back: {failure.reason}"
             raise CodeError(self._code.name, why)
         judged.records = [kept for kept in judged.records if kept[0] < offset]
+        judged.seen = min(judged.seen, offset - pulled.offset)
         judged.rest = b""
         pulled.next_offset = offset

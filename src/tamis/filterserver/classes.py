@@ -113,6 +113,12 @@ class FilterClass:
         if len(self.held) > _MOST_HELD:
             self.held.popitem(last=False)
 
+    def forget_held(self, before: float) -> None:
+        """Forget messages that nobody asked for since they might have been tried again: the
+        consumers went on elsewhere."""
+        for queue_id in [queue for queue, held in self.held.items() if held.retry_at < before]:
+            del self.held[queue_id]
+
     def is_dead(self, queue_id: int, offset: int) -> bool:
         """Whether it was sent to the dead letters already."""
         return (queue_id, offset) in self.dead
@@ -166,8 +172,9 @@ class Classes:
         self.conflicts += 1
         return holder
 
-    def has_room(self, key: Key) -> bool:
-        return key in self._table or len(self._table) < self._most
+    def has_room(self, key: Key, coming: int = 0) -> bool:
+        """`coming`: how many others may be added soon."""
+        return key in self._table or len(self._table) + coming < self._most
 
     def put(
         self, key: Key, identity: Identity, judge: "Judge", uploader: "Peer", size: int

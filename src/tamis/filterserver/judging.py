@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ..client import columns
+from ..client.judging import judge_batch
 from ..code import CodeFilter, Context, Judge
 from ..filter.logic import Outcome
 
@@ -53,7 +54,7 @@ def judge_answers(judge: Judge, broker_name: str, topic: str, answers: Sequence[
     rows = list[Row]()
     first = 0
     for batch, _ in parts:
-        verdicts = judge.judge(batch)
+        verdicts = judge_batch(judge, batch)
         outcomes = verdicts.outcomes
         if len(outcomes) != batch.num_rows:
             raise ValueError(f"{len(outcomes)} verdicts on {batch.num_rows} messages")

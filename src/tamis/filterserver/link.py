@@ -45,6 +45,7 @@ class BrokerLink:
         self.address = address
         self.broker_name = ""  # as the broker says
         self.broker_id = 0
+        self.losses = 0  # of connections: after one the broker may have lost its last messages
         self.on_change: Callable[[], None] = lambda: None  # connected, or lost
         self._peer: Peer | None = None
         self._connecting: asyncio.Task[Peer] | None = None
@@ -83,6 +84,7 @@ class BrokerLink:
         self.on_change()
 
     def _lost(self, peer: Peer) -> None:
+        self.losses += 1
         if peer is self._peer:
             self._peer = None
             self.on_change()

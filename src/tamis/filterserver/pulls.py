@@ -42,6 +42,7 @@ _LONGEST_HOLD: Final = 30.0  # seconds that a pull may wait for messages
 _MOST_COMMITS: Final = 100_000  # queues whose last commit is remembered
 _FIRST_PAUSE: Final = 1.0  # seconds before a held message is judged again; then twice as many
 _LONGEST_PAUSE: Final = 60.0
+_HELD_SECONDS: Final = 60.0  # that nobody asks for a held message; then it is forgotten
 _LOG_SECONDS: Final = 10.0  # between lines of one class about messages that failed
 _DEAD_AT_ONCE: Final = 16
 _COMMIT_OFFSET: Final = int(PullFlag.COMMIT_OFFSET)
@@ -78,6 +79,7 @@ class Puller:
         self._threads = ThreadPoolExecutor(_SCANNING, "tamis-judge")
         self._waiting: dict[Peer, set[asyncio.Task[None]]] = {}
         self._commits: OrderedDict[tuple[str, str, int], int] = OrderedDict()
+        self._losses = link.losses  # when they were noted
         self._logged: OrderedDict[FilterClass, float] = OrderedDict()  # when its failures were
         self.waiting = 0  # pulls
         self.unknown = 0  # pulls of groups that have no class here
@@ -109,6 +111,10 @@ class Puller:
         for task in self._waiting.pop(peer, ()):
             task.cancel()
 
+    def sweep(self) -> None:
+        for one in self._classes:
+            one.forget_held(self._clock() - _HELD_SECONDS)
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -127,6 +133,9 @@ class Puller:
         """Pass on how far the group is; RocketMQ's filter server did not. A slave would refuse."""
         if not header.sys_flag & _COMMIT_OFFSET or self._link.broker_id:
             return
+        if self._losses != self._link.losses:  # the broker may not have saved the last ones
+            self._losses = self._link.losses
+            self._commits.clear()
         place = (header.consumer_group, header.topic, header.queue_id)
         if self._commits.get(place) == header.commit_offset:
             return
@@ -384,14 +393,14 @@ class _Pull:
             hold = min(max(header.suspend_timeout_millis / 1000, 0.0), _LONGEST_HOLD)
         began = clock()
         while True:
-            self._follow_class()
+            self._renew_stream()
             stream = self.stream
             if stream.kept:
                 return by._found(header, stream)
             if stream.position > offset and clock() - began >= by._config.scan_seconds:
                 return self._nothing()
             async with stream.by.lock, by._scanning:
-                if not stream.by.is_active:
+                if not stream.is_current:
                     continue
                 pulled = await stream.read()
                 if pulled is None:
@@ -418,11 +427,11 @@ class _Pull:
             return self._by._answer(self.stream, ResponseCode.PULL_RETRY_IMMEDIATELY, position)
         return self._by._answer(self.stream, ResponseCode.PULL_NOT_FOUND, position)
 
-    def _follow_class(self) -> None:
-        """If another class is in force now, what this one passed over may match."""
-        by = self._by._find(self._header)
-        if by is not self.stream.by:
-            header = self._header
+    def _renew_stream(self) -> None:
+        """Begin again if another class is in force now, for what this one passed over may match; or
+        if the connection to the broker was lost, for there may be other messages."""
+        by, header = self._by._find(self._header), self._header
+        if by is not self.stream.by or not self.stream.is_current:
             self._by._streams.put(self.stream)
             self.stream = self._by._streams.take(by, header.queue_id, header.queue_offset)
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, NamedTuple
 
 from .classes import FilterClass
@@ -58,6 +59,7 @@ class Stream:
         self.failures = 0  # messages that failed since the last answer, and the last reason
         self.failure = ""
         self._link = link
+        self._losses = link.losses
         self._memory = memory
         self._read: deque[Pulled] = deque()  # not judged, from `position` on
         self._flying: deque[asyncio.Future[Pulled]] = deque()
@@ -71,6 +73,12 @@ class Stream:
     @property
     def has_read(self) -> bool:
         return bool(self._read or self._flying)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its class is in force and all of it was read over one connection. A broker that
+        crashed may have lost messages, and given their offsets to others."""
+        return self.by.is_active and self._losses == self._link.losses
 
     @property
     def is_isolating(self) -> bool:
@@ -179,10 +187,15 @@ class Stream:
         self._rounds += 1
         for number in range(count):
             offset = at + number * self._stride
-            self._flying.append(
-                self._link.post_pull(peer, self.by.topic, self.queue_id, offset, self._stride)
-            )
+            future = self._link.post_pull(peer, self.by.topic, self.queue_id, offset, self._stride)
+            future.add_done_callback(partial(self._arrived, size))
+            self._flying.append(future)
         self._reserve(count * size)
+
+    def _arrived(self, expected: int, future: "asyncio.Future[Pulled]") -> None:
+        """It may be far more than expected, and nobody may ask for it soon."""
+        if future in self._flying and not future.cancelled() and future.exception() is None:
+            self._reserve(self._reserved + max(len(future.result().body) - expected, 0))
 
     async def _gather(self, batch: int) -> None:
         """Wait for as many as are judged at once."""
@@ -258,8 +271,10 @@ class Streams:
     def take(self, by: FilterClass, queue_id: int, offset: int) -> Stream:
         """The stream that knows what matches from the offset on, or a new one. It is the caller's
         until it is `put` back."""
-        for stream in self._places.get((by, queue_id), ()):
-            if stream.begin <= offset <= stream.position:
+        for stream in list(self._places.get((by, queue_id), ())):
+            if not stream.is_current:
+                self._drop(stream)
+            elif stream.begin <= offset <= stream.position:
                 self._remove(stream)
                 stream.forget_before(offset)
                 return stream
@@ -268,7 +283,7 @@ class Streams:
         return Stream(self._link, self.memory, by, queue_id, offset)
 
     def put(self, stream: Stream) -> None:
-        if not stream.by.is_active:
+        if not stream.is_current:
             stream.drop()
             return
         self._idle[stream] = self._clock()

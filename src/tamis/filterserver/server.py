@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..errors import SandboxError
+from ..net import descriptors
 from ..net.aio import Peer
 from ..net.server import Route, Server, needless_header
 from ..net.tasks import Tasks
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SWEEP: Final = 5.0  # seconds
+_FILES: Final = 6  # descriptors of a class in a sandbox
+_OTHER_FILES: Final = 60  # descriptors besides connections and classes
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -59,10 +62,15 @@ class FilterServer:
         self._loading = ThreadPoolExecutor(6, "tamis-load")
         self._warming = threading.Lock()
         self._is_warm = False
+        self._is_closed = False
         self.background = Tasks()
         self.link = BrokerLink(config.broker)
         self.registration = Registration(self.link, lambda: self.address, config.register_seconds)
-        self.classes = Classes(config.most_classes, config.conflict_seconds, self._dispose, clock)
+        self.most_classes = config.most_classes
+        if make_judge is None:
+            room = max((descriptors.spare() - _OTHER_FILES) // _FILES, 1)
+            self.most_classes = min(config.most_classes, room)
+        self.classes = Classes(self.most_classes, config.conflict_seconds, self._dispose, clock)
         self.uploads = Uploads(config, self.classes, self._load, clock)
         self.streams = Streams(self.link, config.read_ahead, clock)
         self.puller = Puller(config, self.classes, self.streams, self.link, self.background, clock)
@@ -102,11 +110,18 @@ class FilterServer:
         self.background.keep("registration", self.registration.run)
         self.background.keep("unused classes", self._sweep)
         log.info("filter server at port %d for the broker at %s", self.port, self.config.broker)
+        if self.config.uploads and self.most_classes < self.config.most_classes:
+            log.warning(
+                "the limit of open files leaves room for %d classes (ulimit -n)", self.most_classes
+            )
 
     async def close(self) -> None:
+        with self._warming:
+            self._is_closed = True
+            sandbox = self._sandbox
         self.server.stop_reading()
-        if self._sandbox is not None:  # first: whoever waits for a filter need not wait any longer
-            await self._in_thread(self._sandbox.close)
+        if sandbox is not None:  # first: whoever waits for a filter need not wait any longer
+            await self._in_thread(sandbox.close)
         await self.server.close()
         await self.background.close()
         self.streams.close()
@@ -119,11 +134,9 @@ class FilterServer:
         """Find out what isolation can be had here, which starts the sandbox. Returns it in one
         line; if it is required and can't be had, uploads are refused from now on."""
         try:
-            report = await self._in_thread(lambda: self._find_sandbox().report)
-            self.isolation = [str(report), *report.missing]
+            await self._in_thread(self._find_sandbox)
         except SandboxError as error:
             self.uploads.isolation_failure = error.reason
-            self.isolation = [error.reason]
             log.warning("uploads are refused: filters can't be isolated here: %s", error.reason)
         return self.isolation[0]
 
@@ -146,13 +159,22 @@ class FilterServer:
         return make(judging.filter_of(class_name, text), judging.context_of(group, topic))
 
     def _find_sandbox(self) -> "Sandbox":
-        """In a thread. It is not started by this."""
+        """In a thread. Starts it if it does not run. Raises SandboxError if the isolation that is
+        required can't be had."""
         from ..sandbox import Limits, Sandbox
 
         with self._warming:
+            if self._is_closed:  # it would outlive us
+                raise SandboxError("the filter server is stopping")
             if self._sandbox is None:
                 limits = self.config.limits or Limits()
                 self._sandbox = Sandbox(limits, self.config.isolation, modules=self.config.modules)
+        try:
+            report = self._sandbox.report
+        except SandboxError as error:
+            self.isolation = [error.reason]
+            raise
+        self.isolation = [str(report), *report.missing]
         return self._sandbox
 
     def _dispose(self, one: FilterClass) -> None:
@@ -170,6 +192,7 @@ class FilterServer:
         while True:
             await asyncio.sleep(min(_SWEEP, self.config.unused_seconds))
             self.streams.sweep()
+            self.puller.sweep()
             for one in self.classes.drop_unused(self.config.unused_seconds):
                 log.info(
                     "class %s of group %s, topic %s: dropped, unused for %g s",

@@ -1,7 +1,8 @@
 """What a filter server runs, as JSON: for `tamis filterserver --status` and other tools."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 from ..net.server import Answer
 from .classes import FilterClass
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from .server import FilterServer
 
 __all__ = ["answer", "status"]
+
+_MOST_HELD: Final = 16  # of a class: all of them might not fit in an answer
 
 
 def answer(server: "FilterServer") -> Answer:
@@ -62,8 +65,9 @@ def _class(server: "FilterServer", one: FilterClass) -> dict[str, Any]:
         "replacements": tally.replacements,
         "conflicts": tally.conflicts,
         "last_failure": tally.last_failure,
+        "held_queues": len(one.held),
         "held": [
             {"queue": queue_id, "offset": held.offset, "reason": held.reason, "tries": held.tries}
-            for queue_id, held in one.held.items()
+            for queue_id, held in islice(one.held.items(), _MOST_HELD)
         ],
     }

@@ -69,6 +69,7 @@ class Uploads:
         self._clock = clock
         self._compiling = asyncio.Semaphore(_AT_ONCE)
         self._locks: dict[Key, tuple[asyncio.Lock, int]] = {}  # and how many want it
+        self._new: set[Key] = set()  # that have no class yet, and get one if it can be loaded
         self._failures: OrderedDict[tuple[Key, Identity], tuple[float, str]] = OrderedDict()
         self._said: OrderedDict[tuple[str, ...], None] = OrderedDict()  # once is enough
         self._second = self._lines = 0
@@ -111,6 +112,9 @@ class Uploads:
         for what, name in (("group", header.consumer_group), ("topic", header.topic)):
             if not name or len(name) > _LONGEST_NAME:
                 why = f"a {what} of {len(name)} characters: it takes 1 to {_LONGEST_NAME}"
+                self._refuse("name", header, request, why)
+            if not name.isprintable():  # it is written into logs
+                why = f"the {what} {name!r:.60} has characters that can't be printed"
                 self._refuse("name", header, request, why)
         named = _NAME.fullmatch(header.class_name[: _LONGEST_NAME + 1])
         if named is None or len(header.class_name) > _LONGEST_NAME:
@@ -158,16 +162,20 @@ class Uploads:
             known = self._failures.get((key, identity))
             if known is not None and self._clock() < known[0]:
                 self._refuse("code", header, request, known[1])
-            if not self._classes.has_room(key):
+            if not self._classes.has_room(key, len(self._new)):
                 why = f"this filter server has {len(self._classes)} classes, and takes no more"
                 self._refuse("full", header, request, why, ResponseCode.SYSTEM_BUSY)
+            if active is None:
+                self._new.add(key)
             try:
                 async with self._compiling:
                     judge = await self._make_judge(identity.class_name, text, key[1], key[0])
-            except (CodeError, SandboxError) as error:
+            except (CodeError, SandboxError, OSError) as error:  # no process, no descriptor, ...
                 self._remember_failure(key, identity, error)
                 kept = "" if active is None else "; the class before it stays in force"
                 self._refuse("code", header, request, f"{error}{kept}")
+            finally:
+                self._new.discard(key)
             self._classes.put(key, identity, judge, request.peer, len(request.body))
         self.accepted += 1
         self._failures.pop((key, identity), None)
@@ -195,9 +203,7 @@ class Uploads:
             )
         return Answer(remark=why)
 
-    def _remember_failure(
-        self, key: Key, identity: Identity, error: CodeError | SandboxError
-    ) -> None:
+    def _remember_failure(self, key: Key, identity: Identity, error: Exception) -> None:
         seconds = max(_REMEMBER_FAILURE, getattr(error, "retry_after", 0.0))
         self._failures[key, identity] = (self._clock() + seconds, str(error))
         if len(self._failures) > _MOST_REMEMBERED:

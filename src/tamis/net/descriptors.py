@@ -10,7 +10,7 @@ import threading
 from collections.abc import Set
 from typing import Final
 
-__all__ = ["count", "forget", "has_room", "room"]
+__all__ = ["count", "forget", "has_room", "room", "spare"]
 
 _OTHERS: Final = 100
 _LEAST: Final = 8
@@ -25,6 +25,12 @@ def room() -> int:
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
     return max(soft - soft // 4 - _OTHERS, _LEAST)
+
+
+def spare() -> int:
+    """Descriptors that are left for what is no connection, by the limit in force."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(soft - room(), 0)
 
 
 def has_room() -> bool:
