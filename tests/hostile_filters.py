@@ -199,6 +199,17 @@ BATCHES = [
            "return [True] * batch.num_rows", "answered with"),
     Attack("changing what writes", "os.write = lambda *given: 10**9\n"
            "return [True] * batch.num_rows", "took longer than"),
+    Attack("reasons for messages that are not there", "rows = batch.num_rows\n"
+           "say(b'\\3' * rows + struct.pack('<HIH', 1, 2**32 - 1, 1) + b'x')",
+           "gave a reason for a message that did not fail"),
+    Attack("more reasons than there are", "say(b'\\3' * batch.num_rows + b'\\xff\\xff')",
+           "fewer reasons than it announced"),
+    Attack("two answers at once", "rows = batch.num_rows\n"
+           "answer = struct.pack('<16sBI', nonce(), 13, rows + 2) + b'\\1' * rows + b'\\0\\0'\n"
+           "os.write(3, answer * 2)\ntime.sleep(1000)", "answered with more than one answer"),
+    Attack("an answer byte by byte", "key = nonce()\n"
+           "for one in struct.pack('<16sBI', key, 13, 60000) + bytes(60000):\n"
+           "    os.write(3, bytes([one]))\n    time.sleep(0.01)", "took longer than"),
     Attack("writing into the batch", "import gc\n"
            "child = next(one for one in gc.get_objects() if type(one).__name__ == '_Child')\n"
            "view = np.frombuffer(child._arena, np.uint8)\n"
@@ -208,6 +219,14 @@ BATCHES = [
            "at = np.frombuffer(child._arena, np.uint8).ctypes.data\n"
            "done = libc.mprotect(ctypes.c_void_p(at), 4096, 3)\n"
            "raise OSError(done and ctypes.get_errno())", "OSError: 13"),
+    Attack("having the room of what it unmaps", "import gc\n"
+           "child = next(one for one in gc.get_objects() if type(one).__name__ == '_Child')\n"
+           "arena = np.frombuffer(child._arena, np.uint8)\n"
+           "libc.munmap(ctypes.c_void_p(arena.ctypes.data), ctypes.c_size_t(arena.size))\n"
+           "x = []\ntry:\n    while True: x.append(bytes(2**20))\n"
+           "except MemoryError: size = len(x)\ndel x\n"
+           "raise MemoryError if size <= 64 else ValueError(f'{size} MiB')",
+           "needs more than 64 MiB of memory"),
 ]  # fmt: skip
 
 # When it is loaded: there is no cell then, and one line why.

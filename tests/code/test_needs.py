@@ -61,6 +61,7 @@ REFUSED = {
     "properties = ('a:number',)": "properties: 'a:number': the types are string, int, long, double",
     "properties = ('a:',)": "properties: 'a:': the types are",
     "properties = (':int',)": "properties: ':int': no property can have such a name",
+    "properties = [f'p{n}' for n in range(101)]": "properties: 101 are declared, and 100 can be",
     "properties = ('',)": "properties: '': no property can have such a name",
     "properties = ('a\\x01b',)": "no property can have such a name",
     "properties = ('body',)": "properties: 'body' is the name of a column: declare the column prop",

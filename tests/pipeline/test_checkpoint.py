@@ -1,6 +1,7 @@
 """Checkpoints: which can be relied on, and whose they are. What Spark writes is put there."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 from tamis.errors import ConfigError
 from tamis.pipeline.checkpoint import Checkpoint
-from tamis.pipeline.config import Config, Source
+from tamis.pipeline.config import Config, Filter, Sink, Source, Subscription
+from tamis.pipeline.route import Epoch, epochs_of
 
 SOURCE = Source(nameserver="127.0.0.1:9876", topics=("orders",))
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n{"orders": {"b": {"0": 1}}, "": {"scanned": 1}}'
@@ -162,3 +164,21 @@ def test_a_state_of_another_job_or_version_is_refused(tmp_path: Path) -> None:
         file.write_text(json.dumps({**state, **change}))
         with pytest.raises(ConfigError, match=said):
             Checkpoint.open(config)
+
+
+def test_a_checkpoint_from_before_there_was_isolation_is_the_same_job_without_it(
+    tmp_path: Path,
+) -> None:
+    sink = Sink(format="parquet", path="/out")
+    filter = Filter("code", "f.py:F", source="class F: ...")
+    config = replace(config_of(tmp_path), subscriptions=(Subscription("paid", filter, sink),))
+    first = Epoch(0, None, config.subscriptions, None).to_dict()
+    assert first["subscriptions"][0]["filter"].keys() == {"kind", "text", "dialect", "source"}
+    saved(config, epochs=[first])
+    put(config, "metadata", "offsets/0", "commits/0")
+    checkpoint = Checkpoint.open(config)
+    assert len(epochs_of(checkpoint, config)) == 1
+    isolated = Subscription("paid", replace(filter, isolation="required"), sink)
+    epochs = epochs_of(checkpoint, replace(config, subscriptions=(isolated,)))
+    assert [one.from_batch for one in epochs] == [0, 1]
+    assert Epoch.from_dict(json.loads(json.dumps(epochs[1].to_dict()))) == epochs[1]

@@ -1,14 +1,17 @@
 """Filters that mean harm are contained, each is explained in one line, and others notice nothing.
 
 All of it runs as whoever runs the tests; `test_ordinary_user.py` runs it once more if that is root.
+Attacks run side by side, because many of them are ended by nothing but a limit on time.
 """
 
+import logging
 import os
 import re
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +19,21 @@ import pyarrow as pa
 import pytest
 from hostile_filters import BATCHES, LOADING, MESSAGES, Attack
 
-from tamis.code import CodeFilter, Context
+from tamis.code import CodeFilter, Context, Verdicts
 from tamis.errors import CodeError, SandboxError
 from tamis.filter import Outcome
-from tamis.sandbox import Cell, Limits, Sandbox
+from tamis.sandbox import Cell, Limits, Sandbox, Usage
 
 CONTEXT = Context("group", "orders")
 CALM = Limits(wall=60.0, cpu=60.0, load_wall=60.0, memory=64 * 2**20, longest_rest=0.001)
 SHORT = replace(CALM, wall=1.0, cpu=2.0)
+SHORT_LOADING = replace(CALM, load_wall=2.0)
 BATCH = pa.record_batch({"n": pa.array(range(8), pa.int32())})
 EVEN = [int(n % 2 == 0) for n in range(8)]
+SLOW = (
+    "import time\nclass Hostile:\n properties = ('n:int',)\n def match(self, m):\n"
+    "  time.sleep(0.01)\n  return m.properties['n'] % 2 == 0\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,42 +49,136 @@ def port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.fixture(autouse=True)
-def neighbour(sandbox: Sandbox) -> Iterator[None]:
-    """A filter of another group, in the same sandbox, that judges all the while."""
-    source = "class Even:\n properties = ('n:int',)\n def match(self, m):\n"
-    source += "  return m.properties['n'] % 2 == 0\n"
-    cell = sandbox.cell(CodeFilter("even.py:Even", source), Context("other", "orders"))
-    wrong: list[object] = []
-    is_over = threading.Event()
+@pytest.fixture(scope="module")
+def logged() -> Iterator[list[str]]:
+    """What the sandbox logs, from the first attack on."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("tamis.sandbox")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
 
-    def judge() -> None:
-        while not is_over.wait(0.02):
+
+class Neighbour:
+    """A filter of another group, in the same sandbox, that judges all the while."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        source = "class Even:\n properties = ('n:int',)\n def match(self, m):\n"
+        source += "  return m.properties['n'] % 2 == 0\n"
+        self.cell = sandbox.cell(CodeFilter("even.py:Even", source), Context("other", "orders"))
+        self.pid = self._pid()
+        self._wrong: list[object] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._judge)
+        self._thread.start()
+
+    def _judge(self) -> None:
+        while not self._is_over.wait(0.02):
             try:
-                outcomes = cell.judge(BATCH).outcomes.tolist()
+                outcomes = self.cell.judge(BATCH).outcomes.tolist()
             except Exception as error:
-                wrong.append(error)
+                self._wrong.append(error)
                 return
             if outcomes != EVEN:
-                wrong.append(outcomes)
+                self._wrong.append(outcomes)
 
-    thread = threading.Thread(target=judge)
-    thread.start()
-    pid = cell._child.pid  # type: ignore[union-attr]
+    def _pid(self) -> int:
+        assert self.cell._child is not None
+        return self.cell._child.pid
+
+    def check(self) -> None:
+        """It judges, as ever, in the process that it has had from the beginning."""
+        assert self.cell.judge(BATCH).outcomes.tolist() == EVEN
+        assert not self._wrong
+        assert self.cell.usage.restarts == 0
+        assert self._pid() == self.pid
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self.cell.close()
+
+
+@pytest.fixture(scope="module")
+def neighbour(sandbox: Sandbox) -> Iterator[Neighbour]:
+    made = Neighbour(sandbox)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(neighbour: Neighbour) -> Iterator[None]:
+    neighbour.check()
     yield
-    is_over.set()
-    thread.join()
-    assert not wrong
-    assert cell.usage.restarts == 0
-    assert cell._child is not None
-    assert cell._child.pid == pid
-    cell.judge(BATCH)
-    cell.close()
+    neighbour.check()
 
 
-def _cell(sandbox: Sandbox, source: str, port: int = 1, limits: Limits = CALM) -> Cell:
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of an attack."""
+
+    verdicts: Verdicts
+    usage: Usage
+
+
+class Attacks:
+    """Carries attacks out, several at once; those that take long come first."""
+
+    def __init__(self, sandbox: Sandbox, port: int) -> None:
+        self._sandbox = sandbox
+        self._port = port
+        self._pool = ThreadPoolExecutor(10)
+        self._begun: dict[tuple[str, str], Future[Outcomes]] = {}
+
+    def begin(self, kind: str, attack: Attack) -> None:
+        self._begun[kind, attack.name] = self._pool.submit(self._run, kind, attack)
+
+    def result(self, kind: str, attack: Attack) -> Outcomes:
+        """Raises SandboxError or CodeError if it can't be loaded."""
+        return self._begun[kind, attack.name].result()
+
+    def _run(self, kind: str, attack: Attack) -> Outcomes:
+        source: str = getattr(attack, kind)
+        short = SHORT_LOADING if kind == "loading" else SHORT
+        limits = short if attack.takes_time else CALM
+        cell = _cell(self._sandbox, source, self._port, limits, _group(kind, attack))
+        try:
+            return Outcomes(cell.judge(BATCH), cell.usage)
+        finally:
+            cell.close()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+@pytest.fixture(scope="module")
+def attacks(
+    request: pytest.FixtureRequest,
+    sandbox: Sandbox,
+    port: int,
+    logged: list[str],
+    neighbour: Neighbour,
+) -> Iterator[Attacks]:
+    made = Attacks(sandbox, port)
+    asked = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = [one.params for one in asked if one and isinstance(one.params.get("attack"), Attack)]
+    for one in sorted(wanted, key=lambda one: not one["attack"].takes_time):
+        made.begin(one["kind"], one["attack"])
+    yield made
+    made.close()
+
+
+def _group(kind: str, attack: Attack) -> str:
+    return f"{kind}: {attack.name}"
+
+
+def _cell(
+    sandbox: Sandbox, source: str, port: int = 1, limits: Limits = CALM, group: str = "group"
+) -> Cell:
     text = source.replace("{server}", str(os.getpid())).replace("{port}", str(port))
-    return sandbox.cell(CodeFilter("hostile.py:Hostile", text), CONTEXT, limits)
+    return sandbox.cell(CodeFilter("hostile.py:Hostile", text), Context(group, "orders"), limits)
 
 
 def _assert_one_line(reason: str, expected: str) -> None:
@@ -85,40 +187,49 @@ def _assert_one_line(reason: str, expected: str) -> None:
     assert len(reason) <= 300
 
 
-@pytest.mark.parametrize("attack", MESSAGES, ids=lambda attack: attack.name)
+def _assert_logged(logged: list[str], group: str, usage: Usage) -> None:
+    """A process that had to be ended is explained in one line of the log."""
+    lines = [line for line in logged if f" of group {group}, topic orders: " in line]
+    assert len(lines) == bool(usage.restarts)
+    for line in lines:
+        assert line.isprintable()
+        assert str(usage.last_breach) in line
+
+
+def _each(kind: str, table: list[Attack]) -> pytest.MarkDecorator:
+    ids = [attack.name for attack in table]
+    return pytest.mark.parametrize(("kind", "attack"), [(kind, one) for one in table], ids=ids)
+
+
+@_each("match", MESSAGES)
 def test_one_message_fails_and_the_others_are_judged(
-    sandbox: Sandbox, port: int, attack: Attack
+    attacks: Attacks, logged: list[str], kind: str, attack: Attack
 ) -> None:
-    cell = _cell(sandbox, attack.match, port, SHORT if attack.takes_time else CALM)
-    try:
-        verdicts = cell.judge(BATCH)
-        _assert_one_line(verdicts.reason(3), attack.expected)
-        assert verdicts.outcomes.tolist() == [*EVEN[:3], Outcome.ERROR, *EVEN[4:]]
-        assert list(verdicts.errors) == [3]
-        assert not Path("/tmp/tamis-hostile").exists()
-    finally:
-        cell.close()
+    done = attacks.result(kind, attack)
+    _assert_one_line(done.verdicts.reason(3), attack.expected)
+    assert done.verdicts.outcomes.tolist() == [*EVEN[:3], Outcome.ERROR, *EVEN[4:]]
+    assert list(done.verdicts.errors) == [3]
+    _assert_logged(logged, _group(kind, attack), done.usage)
+    assert not Path("/tmp/tamis-hostile").exists()
 
 
-@pytest.mark.parametrize("attack", BATCHES, ids=lambda attack: attack.name)
-def test_a_batch_fails_after_a_limited_number_of_restarts(sandbox: Sandbox, attack: Attack) -> None:
-    cell = _cell(sandbox, attack.match_batch, limits=SHORT if attack.takes_time else CALM)
-    try:
-        verdicts = cell.judge(BATCH)
-        _assert_one_line(verdicts.reason(0), attack.expected)
-        assert verdicts.outcomes.tolist() == [Outcome.ERROR] * 8
-        assert cell.usage.restarts <= CALM.restarts
-    finally:
-        cell.close()
+@_each("match_batch", BATCHES)
+def test_a_batch_fails_after_a_limited_number_of_restarts(
+    attacks: Attacks, logged: list[str], kind: str, attack: Attack
+) -> None:
+    done = attacks.result(kind, attack)
+    _assert_one_line(done.verdicts.reason(0), attack.expected)
+    assert done.verdicts.outcomes.tolist() == [Outcome.ERROR] * 8
+    assert done.usage.restarts <= CALM.restarts
+    _assert_logged(logged, _group(kind, attack), done.usage)
 
 
-@pytest.mark.parametrize("attack", LOADING, ids=lambda attack: attack.name)
+@_each("loading", LOADING)
 def test_a_filter_that_attacks_while_it_is_loaded_is_refused(
-    sandbox: Sandbox, attack: Attack
+    attacks: Attacks, kind: str, attack: Attack
 ) -> None:
-    limits = replace(CALM, load_wall=2.0) if attack.takes_time else CALM
     with pytest.raises((SandboxError, CodeError)) as error:
-        _cell(sandbox, attack.loading, limits=limits)
+        attacks.result(kind, attack)
     assert isinstance(error.value, SandboxError | CodeError)
     _assert_one_line(error.value.reason, attack.expected)
 
@@ -189,15 +300,11 @@ raise ValueError(f"{dict(os.environ)} {open_files} {sys.argv}")
 
 
 def test_a_slow_filter_is_given_fewer_messages_at_once(sandbox: Sandbox) -> None:
-    source = (
-        "import time\nclass Hostile:\n properties = ('n:int',)\n def match(self, m):\n"
-        "  time.sleep(0.01)\n  return m.properties['n'] % 2 == 0\n"
-    )
-    cell = _cell(sandbox, source, limits=SHORT)
+    cell = _cell(sandbox, SLOW, limits=replace(SHORT, wall=0.5))
     try:
-        batch = pa.record_batch({"n": np.arange(200, dtype=np.int32)})
+        batch = pa.record_batch({"n": np.arange(100, dtype=np.int32)})
         for _ in range(2):
-            assert cell.judge(batch).outcomes.tolist() == [1, 0] * 100
+            assert cell.judge(batch).outcomes.tolist() == [1, 0] * 50
         assert 0 < cell.usage.restarts <= SHORT.restarts
     finally:
         cell.close()

@@ -1,12 +1,14 @@
 """A sandbox: what it finds out about its machine, its processes, and what it says of a filter."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pytest
 from hostile_filters import MESSAGES, Attack
 
-from tamis.code import CodeFilter, Context, load
+from tamis.code import CodeFilter, Context, Verdicts, load
 from tamis.errors import CodeError, ConfigError, SandboxError
 from tamis.filter import Outcome
 from tamis.sandbox import Cell, Limits, Sandbox
@@ -199,8 +201,96 @@ class F:
     cell.close()
 
 
+def test_a_message_that_a_filter_keeps_stays_what_it_was(sandbox: Sandbox) -> None:
+    text = """
+class F:
+    columns = ('tags', 'body')
+    properties = ('n:int',)
+    kept = []
+    def match(self, m):
+        self.kept.append((m, m.properties['n']))
+        for one, n in self.kept[::7]:
+            assert one.body == b'%d' % n * 1000 and one.tags == f'tag {n}', (n, one.body[:9])
+        return True
+"""
+    cell = _cell(sandbox, text)
+    for first, rows in ((0, 1), (1, 40), (41, 10), (51, 3000), (3051, 2), (3053, 1)):
+        numbers = range(first, first + rows)  # the larger one takes memory that is given back
+        batch = pa.record_batch(
+            {
+                "tags": [f"tag {n}" for n in numbers],
+                "body": pa.array([b"%d" % n * 1000 for n in numbers], pa.binary()),
+                "n": pa.array(numbers, pa.int32()),
+            }
+        )
+        verdicts = cell.judge(batch.slice(0, 60))
+        assert verdicts.outcomes.tolist() == [1] * min(rows, 60), dict(verdicts.errors)
+        cell._arena.write(batch)  # whatever else comes there
+    cell.close()
+
+
+HOARDING = """
+import time
+class F:
+    properties = ('n:int',)
+    x = []
+    def match(self, m):
+        self.x.append(b'x' * (m.properties['n'] << 20))
+        time.sleep(0.05)  # it is looked at meanwhile
+        while m.properties['n'] > 100: pass
+        return True
+"""
+
+
+def _hoard(cell: Cell, *megabytes: int) -> Verdicts:
+    return cell.judge(pa.record_batch({"n": pa.array(megabytes, pa.int32())}))
+
+
+def test_the_largest_that_is_idle_goes_when_filters_need_too_much_together() -> None:
+    sandbox = Sandbox(CALM, memory=200 * 2**20)
+    try:
+        cells = small, large, last = [_cell(sandbox, HOARDING) for _ in range(3)]
+        for cell, size in ((small, 20), (large, 80), (small, 0), (last, 60), (last, 60)):
+            assert _hoard(cell, size).outcomes.tolist() == [1]
+        assert [cell.usage.restarts for cell in cells] == [0, 1, 0]
+        assert large.usage.last_breach == "ended: all filters together need more than 200 MiB"
+        assert _hoard(large, 1).outcomes.tolist() == [1]
+        assert [cell.usage.restarts for cell in cells] == [0, 1, 0]
+    finally:
+        sandbox.close()
+
+
+def test_what_runs_and_needs_too_much_alone_is_ended_and_nobody_else() -> None:
+    sandbox = Sandbox(replace(CALM, longest_rest=0.001), memory=150 * 2**20)
+    try:
+        idle, busy = (_cell(sandbox, HOARDING) for _ in range(2))
+        assert _hoard(idle, 20).outcomes.tolist() == [1]
+        verdicts = _hoard(busy, 1, 190, 2)
+        assert verdicts.outcomes.tolist() == [1, 3, 1]
+        assert verdicts.reason(1) == "ended: all filters together need more than 150 MiB"
+        assert busy.usage.restarts > 0
+    finally:
+        sandbox.close()
+
+
+def test_needs_that_change_when_a_filter_is_loaded_again_are_a_breach(sandbox: Sandbox) -> None:
+    text = "import os\nclass F:\n properties = (os.urandom(8).hex(),)\n"
+    text += " def match(self, m): return True\n"
+    cell = _cell(sandbox, text)
+    batch = pa.record_batch({cell.needs.names[0]: ["a"]})
+    assert cell.judge(batch).outcomes.tolist() == [1]
+    child = cell._child.pid  # type: ignore[union-attr]
+    os.kill(sandbox._zygote.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    _wait(lambda: not _exists(child), "the child outlived the zygote")
+    assert cell.judge(batch).reason(0) == "declared something else than before"
+    cell.close()
+
+
 def test_a_class_that_can_not_be_used_is_refused_as_in_this_process(sandbox: Sandbox) -> None:
-    for text in ("class F:", "x = 1", "class F: pass", "raise OSError('no')", "import click"):
+    long = "class F:\n columns = ('x' * 10**6,)\n def match(self, m): return True"
+    many = "raise SyntaxError('one\\ntwo\\n' * 10**5)"
+    short = ("class F:", "x = 1", "class F: pass", "raise OSError('no')")
+    for text in (*short, long, many, "import click"):
         with pytest.raises(CodeError) as error:
             _cell(sandbox, text)
         if "click" not in text:
@@ -349,22 +439,100 @@ def test_closing_a_sandbox_leaves_no_process_and_no_descriptor() -> None:
         _cell(sandbox, EVEN_SOURCE)
 
 
+def _keeper_of(cell: Cell) -> int:
+    stat = Path(f"/proc/{cell._child.pid}/stat").read_text()  # type: ignore[union-attr]
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("when", ["idle", "judging"])
 @pytest.mark.parametrize("victim", ["zygote", "keeper", "child"])
-def test_a_process_that_is_killed_is_replaced(sandbox: Sandbox, victim: str) -> None:
-    cell = _cell(sandbox, EVEN_SOURCE, replace(CALM, longest_rest=0.001))
+def test_a_process_that_is_killed_is_replaced(sandbox: Sandbox, victim: str, when: str) -> None:
+    limits = replace(CALM, longest_rest=0.001)
+    slow = EVEN_SOURCE.replace("return", "__import__('time').sleep(0.02); return")
+    cell = _cell(sandbox, slow if when == "judging" else EVEN_SOURCE, limits)
     other = _cell(sandbox, EVEN_SOURCE)
     assert cell.judge(BATCH).outcomes.tolist() == EVEN
     child = cell._child.pid  # type: ignore[union-attr]
-    keeper = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+    keeper = _keeper_of(cell)
     zygote = sandbox._zygote.pid  # type: ignore[union-attr]
     assert keeper in _children(zygote)
-    os.kill({"zygote": zygote, "keeper": keeper, "child": child}[victim], signal.SIGKILL)
-    _wait(lambda: not _exists(child), "the child outlived what it depends on")
-    assert cell.judge(BATCH).outcomes.tolist() == EVEN
+    pid = {"zygote": zygote, "keeper": keeper, "child": child}[victim]
+    with ThreadPoolExecutor(1) as pool:
+        if when == "judging":
+            judged = pool.submit(cell.judge, BATCH)
+            _wait(lambda: cell._child and cell._child._progress[0] == 1, "it never began")
+            os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            _wait(lambda: not _exists(child), "the child outlived what it depends on")
+            judged = pool.submit(cell.judge, BATCH)
+        assert judged.result().outcomes.tolist() == EVEN
+    assert not _exists(child)
     assert other.judge(BATCH).outcomes.tolist() == EVEN
     assert (cell.usage.last_breach is not None) == (victim == "child")
     cell.close()
     other.close()
+
+
+def test_the_child_of_a_keeper_that_was_killed_is_no_zombie(sandbox: Sandbox) -> None:
+    cell = _cell(sandbox, EVEN_SOURCE)
+    child = cell._child.pid  # type: ignore[union-attr]
+    os.kill(_keeper_of(cell), signal.SIGKILL)
+    _wait(lambda: not _exists(child), "the child outlived its keeper")
+    assert not Path(f"/proc/{child}").exists()
+    assert cell.judge(BATCH).outcomes.tolist() == EVEN
+    cell.close()
+
+
+def test_cells_that_are_closed_leave_nothing_behind(sandbox: Sandbox) -> None:
+    def count() -> tuple[int, int, int]:
+        zygote = sandbox._zygote.pid  # type: ignore[union-attr]
+        _wait(lambda: not _children(zygote), "processes are left")
+        return (*(len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", zygote)), zygote)
+
+    _cell(sandbox, EVEN_SOURCE).close()
+    before = count()
+    for number in range(60):
+        cell = _cell(sandbox, EVEN_SOURCE)
+        if number % 2:
+            cell.judge(BATCH)
+        cell.close()
+        for text in ("x", "import os; os._exit(1)") if number < 10 else ():
+            with pytest.raises((CodeError, SandboxError)):
+                _cell(sandbox, text)
+    assert count() == before
+
+
+def test_a_server_without_descriptors_is_told_so_and_loses_none(sandbox: Sandbox) -> None:
+    _cell(sandbox, EVEN_SOURCE).close()
+    there = {int(one) for one in os.listdir("/proc/self/fd")}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refused = list[SandboxError]()
+    for more in range(30):
+        # Descriptors are the lowest that are free; those above the limit stay usable.
+        limit = sorted({*range(max(there) + 40)} - there)[more]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            _cell(sandbox, EVEN_SOURCE).close()
+        except SandboxError as error:
+            refused.append(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(os.listdir("/proc/self/fd")) == len(there)
+    assert 5 < len(refused) < 20
+    assert {error.retry_after for error in refused} == {1.0}
+    assert sum("Too many open files" in error.reason for error in refused) > len(refused) // 2
+    _cell(sandbox, EVEN_SOURCE).close()
+
+
+def test_a_python_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    sandbox = Sandbox(CALM)
+    with pytest.raises(SandboxError, match=r"could not be started: .*/nonexistent/python") as error:
+        _cell(sandbox, EVEN_SOURCE)
+    assert error.value.reason.isprintable()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_nothing_is_left_of_a_server_that_is_killed() -> None:

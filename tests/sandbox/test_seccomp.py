@@ -19,6 +19,7 @@ CALLS = [
     ("mmap", (0, 4096, 5, 0x02), EPERM),
     ("mmap", (0, 4096, 1, 0x01), EPERM),
     ("mmap", (0, 4096, 1, 0x03), EPERM),
+    ("mmap", (0, 4096, 3, 0x40022), EPERM),  # MAP_HUGETLB
     ("mprotect", (0, 4096, 3), ALLOW),
     ("mprotect", (0, 4096, 5), EPERM),
     ("openat", (2**32 - 100, 1, 0o2000000), ALLOW),

@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from .verdicts import Verdicts
 
-__all__ = ["COLUMNS", "TYPES", "Context", "Judge", "Needs", "needs_of"]
+__all__ = ["COLUMNS", "MOST_PROPERTIES", "TYPES", "Context", "Judge", "Needs", "needs_of"]
 
 # The columns of a message (`client.columns`, which code may not import; a test compares them).
 COLUMNS: Final = (
@@ -31,6 +31,8 @@ COLUMNS: Final = (
 )
 # What a property can be read as. Text that Java's `valueOf` refuses gives a null.
 TYPES: Final = ("string", "int", "long", "double", "boolean")
+# That can be declared: who serves a filter makes a column of each, outside of any sandbox.
+MOST_PROPERTIES: Final = 100
 
 # What a class that declares nothing is given.
 _FOR_BATCHES: Final = COLUMNS[: COLUMNS.index("reconsume_times")]
@@ -89,6 +91,11 @@ def needs_of(filter_class: type) -> Needs:
         if column not in COLUMNS:
             raise ValueError(f"columns: no column {column!r}: there are {', '.join(COLUMNS)}")
     properties = tuple(_properties(_texts(filter_class, "properties")))
+    if len(properties) > MOST_PROPERTIES:
+        raise ValueError(
+            f"properties: {len(properties)} are declared, and {MOST_PROPERTIES} can be: declare"
+            " the column properties, which has all of them"
+        )
     needs = Needs(is_batch, columns, properties, is_declared=True)
     for one in needs.names:
         if needs.names.count(one) > 1:

@@ -20,7 +20,7 @@ from ..errors import CodeError
 from ..filter.logic import Outcome
 from .contract import Context, Needs, needs_of
 from .messages import Columns, MessageView
-from .reasons import line_of, shown
+from .reasons import line_of, one_line, shown
 from .source import CodeFilter
 from .verdicts import Verdicts
 
@@ -47,7 +47,7 @@ def load(code: CodeFilter, context: Context) -> "Loaded":
         if _JAVA.search(code.text):
             raise CodeError(code.name, "this is Java; a filter is a class in Python") from None
         where = f"line {error.lineno}: " if error.lineno else ""
-        raise CodeError(code.name, f"{where}{error.msg}") from None
+        raise CodeError(code.name, one_line(f"{where}{error.msg}")) from None
     except BaseException as error:
         sys.modules.pop(module.__name__, None)
         if isinstance(error, KeyboardInterrupt):
@@ -63,13 +63,13 @@ def _load(code: CodeFilter, context: Context, module: types.ModuleType) -> "Load
     try:
         needs = needs_of(filter_class)
     except ValueError as error:
-        raise CodeError(code.name, str(error)) from None
+        raise CodeError(code.name, one_line(str(error))) from None
     user = filter_class()
     name = "match_batch" if needs.is_batch else "match"
     try:
         takes_context = _takes_context(getattr(user, name), name, needs.is_batch)
     except ValueError as error:
-        raise CodeError(code.name, str(error)) from None
+        raise CodeError(code.name, one_line(str(error))) from None
     return Loaded(user, needs, context if takes_context else None, module.__name__)
 
 

@@ -2,9 +2,10 @@
 
 from typing import Final
 
-__all__ = ["line_of", "shown"]
+__all__ = ["line_of", "one_line", "shown"]
 
-_LONGEST: Final = 200  # characters
+_LONGEST: Final = 300  # characters
+_LONGEST_OF_AN_ERROR: Final = 200
 
 
 def line_of(error: BaseException) -> str:
@@ -13,13 +14,16 @@ def line_of(error: BaseException) -> str:
         said = str(error).strip().splitlines()
     except Exception:  # the error's class is the filter's own
         said = []
-    return _cut(f"{type(error).__name__}: {said[0]}" if said else type(error).__name__)
+    name = type(error).__name__
+    return one_line(f"{name}: {said[0]}" if said else name, _LONGEST_OF_AN_ERROR)
 
 
 def shown(value: object) -> str:
     """Return the first line of a value's `repr`, which may raise anything."""
-    return (_cut(repr(value)).splitlines() or [""])[0]
+    return one_line(repr(value), _LONGEST_OF_AN_ERROR)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+def one_line(text: str, longest: int = _LONGEST) -> str:
+    """Return the first line of a text, cut if it is long."""
+    line = (text[: longest + 1].splitlines() or [""])[0]
+    return line if len(line) <= longest else line[: longest - 1] + "…"

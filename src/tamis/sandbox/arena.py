@@ -22,8 +22,12 @@ class Arena:
         try:
             os.ftruncate(file, size)
             self._memory = mmap.mmap(file, size)
-            # Opened anew: what is mapped of it can't be made writable.
-            self.descriptor = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # Opened anew: what is mapped of it can't be made writable.
+                self.descriptor = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                self._memory.close()
+                raise
         finally:
             os.close(file)
         self._buffer: pa.Buffer | None = pa.py_buffer(self._memory)
@@ -33,19 +37,17 @@ class Arena:
 
     def write(self, batch: pa.RecordBatch) -> tuple[int, int] | None:
         """Return the bytes of its schema, and those behind them; None if it does not fit."""
+        size = pa.ipc.get_record_batch_size(batch)
+        if self._held > _KEPT and size < self._held // 4:
+            self.clear()
         if self._schema is None or not self._schema.equals(batch.schema):
             self._schema = batch.schema
             self._schema_bytes = batch.schema.serialize().to_pybytes()
             if len(self._schema_bytes) <= self._size:
                 self._memory[: len(self._schema_bytes)] = self._schema_bytes
         start = len(self._schema_bytes)
-        size = pa.ipc.get_record_batch_size(batch)
         if start + size + _END > self._size:
             return None
-        if self._held > _KEPT and size < self._held // 4:
-            self._memory.madvise(mmap.MADV_REMOVE)
-            self._memory[:start] = self._schema_bytes
-            self._held = 0
         self._held = max(self._held, start + size)
         if size < _SMALL:
             message = batch.serialize()
@@ -56,6 +58,17 @@ class Arena:
             with pa.ipc.new_stream(sink, self._schema) as writer:
                 writer.write_batch(batch)
             return start, sink.tell() - start
+
+    @property
+    def held(self) -> int:
+        """The bytes of memory that it takes."""
+        return self._held
+
+    def clear(self) -> None:
+        """Give its memory back."""
+        self._memory.madvise(mmap.MADV_REMOVE)
+        self._held = 0
+        self._schema = None  # it is gone, too
 
     def close(self) -> None:
         if self.descriptor >= 0:

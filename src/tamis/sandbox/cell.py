@@ -24,6 +24,7 @@ from ..errors import CodeError, SandboxError
 from ..filter.logic import Outcome
 from . import exchange
 from .arena import Arena
+from .budget import Budget
 from .exchange import Kind, Malformed
 from .limits import Limits
 from .process import Breach, Child, ZygoteGone
@@ -38,6 +39,7 @@ _MOST_REASONS: Final = 64
 _FIRST_REST: Final = 0.25  # seconds, after the second batch in a row that broke a limit
 _ZYGOTES: Final = 3  # tried for a batch
 _GROWS_BELOW: Final = 0.25  # of the limit: a batch that took less lets the next be larger
+_WEIGHED: Final = 0.02  # seconds at least between looks at its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class Usage:
 
 
 class _Maker(Protocol):
-    def make_child(self, limits: Limits, arena: int) -> Child: ...
+    budget: Budget
+
+    def make_child(self, limits: Limits, arena: int, on_look: Callable[[], None]) -> Child: ...
 
 
 class Cell:
@@ -86,16 +90,24 @@ class Cell:
         self._last_breach: str | None = None
         self._cpu_before = 0.0  # of processes that ended
         self._empty_memory = 0
+        self._empty_peak = 0
         self._peak_memory = 0
-        self._arena = Arena(limits.batch_bytes)
+        self._weighed = 0.0  # when its memory was looked at
+        self._needs: Needs | None = None  # until it is loaded
         try:
-            self._needs = self._first_start()
-        except BaseException:
-            self._release()
-            raise
+            self._arena = Arena(limits.batch_bytes)
+        except OSError as error:
+            raise SandboxError(f"{self._name}: no memory for batches: {error}", 1.0) from None
+        with self._lock:
+            try:
+                self._needs = self._first_start()
+            except BaseException:
+                self._release()
+                raise
 
     @property
     def needs(self) -> Needs:
+        assert self._needs is not None
         return self._needs
 
     @property
@@ -124,14 +136,18 @@ class Cell:
                 reason = f"{self._name}: rests for {left:.1f} s: {self._last_breach}"
                 raise SandboxError(reason, left)
             self._check_open()
-            if self._needs.is_declared and tuple(batch.schema.names) != self._needs.names:
-                raise ValueError(f"a batch of {batch.schema.names}, not {[*self._needs.names]}")
+            if self.needs.is_declared and tuple(batch.schema.names) != self.needs.names:
+                raise ValueError(f"a batch of {batch.schema.names}, not {[*self.needs.names]}")
+            begun = time.monotonic()
             judged = _Judging(batch)
             while judged.left:
                 self._judge_piece(judged, *judged.left.popleft())
             self._batches += 1
             self._messages += batch.num_rows
             self._rest(judged)
+            took = time.monotonic() - begun
+            if (excess := self._exceeded(is_due=took > _WEIGHED)) is not None:
+                self._end_for_memory(excess)
             return judged.verdicts()
 
     def close(self) -> None:
@@ -143,6 +159,49 @@ class Cell:
         with self._lock:
             self._release()
         self._on_close(self)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._lock.locked()
+
+    def release_memory(self, reason: str) -> bool:
+        """For the budget: end the process if it is idle. The next batch starts another."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._end_for_memory(reason)
+        finally:
+            self._lock.release()
+        return True
+
+    def _end_for_memory(self, reason: str) -> None:
+        if self._is_closed:
+            return
+        if self._child is not None:
+            self._drop()
+            self._restarts += 1
+            self._last_breach = reason
+            log.warning(
+                *("%s of group %s, topic %s: %s", self._name),
+                *(self._context.group, self._context.topic, reason),
+            )
+        self._arena.clear()
+
+    def _exceeded(self, *, is_due: bool = False) -> str | None:
+        """Return a reason if there is too little memory and this filter has to go. That is looked
+        at now and then, and if `is_due`."""
+        child, now = self._child, time.monotonic()
+        if child is None or (now < self._weighed + _WEIGHED and not is_due):
+            return None
+        self._weighed = now
+        own = max(0, child.memory - self._empty_memory)
+        return self._maker.budget.exceeded(self, own + self._arena.held)
+
+    def _look(self) -> None:
+        """While the process runs. Raises Breach."""
+        if (reason := self._exceeded()) is not None:
+            assert self._child is not None
+            raise self._child.broken(reason)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -188,6 +247,7 @@ class Cell:
             except Breach as breach:
                 breach.is_idle = True
                 raise
+            self._check_open()
         assert self._child is not None
         begun = time.monotonic()
         kind, data = self._child.ask(
@@ -203,7 +263,7 @@ class Cell:
             if reason.partition(":")[0].endswith("MemoryError"):
                 # Started anew even if it caught the error: it may hold on to what it has.
                 said = f"needs more than {_size(self._limits.memory)} of memory"
-                raise self._child.broken(said, None if self._needs.is_batch else row)
+                raise self._child.broken(said, None if self.needs.is_batch else row)
         if time.monotonic() - begun < _GROWS_BELOW * self._limits.wall:
             self._most_rows = min(_MOST_ROWS, self._most_rows * 2)
         return verdicts
@@ -218,7 +278,7 @@ class Cell:
             judged.culprits += 1
             judged.fail(start, stop, breach.reason)
         else:
-            if breach.row is not None and not self._needs.is_batch:
+            if breach.row is not None and not self.needs.is_batch:
                 row = start + breach.row
                 again = [(start, row), (row, row + 1), (row + 1, stop)]
             else:
@@ -264,9 +324,11 @@ class Cell:
 
         Raises CodeError, Breach, ZygoteGone, SandboxError.
         """
-        child = self._child = self._maker.make_child(self._limits, self._arena.descriptor)
-        if not self._empty_memory:
-            self._empty_memory = child.peak_memory
+        arena = self._arena.descriptor
+        child = self._child = self._maker.make_child(self._limits, arena, self._look)
+        if not self._empty_peak:
+            self._empty_peak = child.peak_memory
+            self._empty_memory = child.memory
         wanted = {
             "name": self._code.name,
             "text": self._code.text,
@@ -283,14 +345,14 @@ class Cell:
             if kind != Kind.LOADED:
                 raise Malformed("answered another question")
             needs = exchange.parse_needs(data)
-            if self._restarts and needs != self._needs:
+            if self._needs is not None and needs != self._needs:
                 raise Malformed("declared something else than before")
             return needs
         except Malformed as error:
             raise child.broken(str(error)) from None
 
     def _note_memory(self, child: Child) -> None:
-        self._peak_memory = max(self._peak_memory, child.peak_memory - self._empty_memory)
+        self._peak_memory = max(self._peak_memory, child.peak_memory - self._empty_peak)
 
     def _drop(self) -> None:
         """Forget the process, which is ended if it has not."""
@@ -303,6 +365,7 @@ class Cell:
     def _release(self) -> None:
         self._drop()
         self._arena.close()
+        self._maker.budget.forget(self)
 
 
 class _Judging:

@@ -46,7 +46,8 @@ def run(
         os.dup2(socket, SOCKET, inheritable=False)
         close_descriptors(SOCKET + 1)
         np.random.seed()
-        lock(plan, child_number, order["address_space"], order["processes"])
+        space, data = order["address_space"], order["data"]
+        lock(plan, child_number, space, data, order["processes"])
     except Exception as error:
         _answer(b"", Kind.FAILED, f"{error}".encode()[:200])
         os._exit(1)
@@ -83,7 +84,7 @@ class _Child:
             self._loaded = load(code, Context(wanted["group"], wanted["topic"]))
             return Kind.LOADED, exchange.encode_needs(self._loaded.needs)
         except CodeError as error:
-            return Kind.REFUSED, error.reason.encode(errors="replace")
+            return Kind.REFUSED, exchange.encode_reason(error.reason)
 
     def _judge(self, rows: int, schema: int, size: int) -> bytes:
         """`schema` and `size` are bytes of the shared memory, one behind the other."""

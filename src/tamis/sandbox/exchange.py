@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..code import Needs, Verdicts
-from ..code.contract import COLUMNS, TYPES
+from ..code.contract import COLUMNS, MOST_PROPERTIES, TYPES
 from ..filter.logic import Outcome
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Kind",
     "Malformed",
     "encode_needs",
+    "encode_reason",
     "encode_verdicts",
     "longest_answer",
     "parse_needs",
@@ -47,7 +48,6 @@ _ERROR: Final = int(Outcome.ERROR)
 _MOST_REASONS: Final = 64
 _LONGEST_REASON: Final = 300  # characters
 _LONGEST_NAME: Final = 1000
-_MOST_PROPERTIES: Final = 1000
 
 
 class Kind(IntEnum):
@@ -79,7 +79,7 @@ def encode_verdicts(verdicts: Verdicts, output: int) -> bytes:
     if len(items) > _MOST_REASONS:
         items = [*items[: _MOST_REASONS - 1], items[-1]]
     for row, reason in items:
-        text = reason[:_LONGEST_REASON].encode(errors="replace")
+        text = encode_reason(reason)
         room -= _REASON.size + len(text)
         if room < 0:
             break
@@ -114,6 +114,10 @@ def parse_verdicts(data: bytes, rows: int) -> Verdicts:
     if at != len(data):
         raise Malformed(f"answered with {len(data) - at} bytes too many")
     return Verdicts(outcomes, errors)
+
+
+def encode_reason(reason: str) -> bytes:
+    return reason[:_LONGEST_REASON].encode(errors="replace")
 
 
 def parse_reason(data: bytes) -> str:
@@ -167,7 +171,7 @@ def parse_needs(data: bytes) -> Needs:
 
 def _checked_list(said: Mapping[str, Any], name: str) -> list[Any]:
     value = said[name]
-    if not isinstance(value, list) or len(value) > _MOST_PROPERTIES:
+    if not isinstance(value, list) or len(value) > MOST_PROPERTIES:
         raise Malformed(f"declared {name} that are no list, or a very long one")
     return value
 

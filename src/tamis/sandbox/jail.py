@@ -22,9 +22,11 @@ def enter(plan: Plan) -> None:
     """Leave the namespaces of the server and its file system. Raises OSError."""
     uid, gid = os.getuid(), os.getgid()
     apart = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
-    if uid != 0:
+    try:
+        linux.unshare(apart)
+    except PermissionError:  # not root, or a root without capabilities
         linux.become_nobody_in_a_namespace(uid, gid)
-    linux.unshare(apart)
+        linux.unshare(apart)
     linux.make_mounts_private()
     # Opened first, because the new root may cover them.
     sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in plan.readable}

@@ -18,7 +18,8 @@ class Limits:
     cpu: float = 2.0
     """Seconds of CPU that a batch may take, all threads of the filter together."""
     memory: int = 512 * 2**20
-    """Bytes of memory for the filter's own data: address space beyond that of an empty child."""
+    """Bytes of memory for the filter's own data: private memory that can be written to, beyond
+    that of an empty child."""
     processes: int = 8
     """Threads, with the one that judges; Arrow's `filter` and `group_by` need up to 7. Processes
     of its own a filter never has."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 from .syscalls import number
 
 __all__ = [
+    "adopt_orphans",
     "become_nobody_in_a_namespace",
     "change_root",
     "die_with_parent",
@@ -62,6 +63,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NAME: Final = 15
 _PR_CAPBSET_DROP: Final = 24
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
@@ -186,6 +188,11 @@ def hide_memory() -> None:
 def die_with_parent() -> None:
     """A change of user or of capabilities takes this back: call it after those."""
     prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of those below us that lose theirs, instead of process 1."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_process_name(name: str) -> None:

@@ -23,10 +23,11 @@ def close_descriptors(kept: int) -> None:
     os.closerange(kept, most if 0 < most < 2**20 else 2**20)
 
 
-def lock(plan: Plan, child_number: int, address_space: int, processes: int) -> None:
+def lock(plan: Plan, child_number: int, address_space: int, data: int, processes: int) -> None:
     """The order matters: each step needs what the later ones take away. Raises OSError.
 
-    `child_number` is different for each child that lives. `address_space` is in bytes.
+    `child_number` is different for each child that lives. `address_space` and the part of it that
+    is `data`, private and writable, are in bytes.
     """
     has_own_count = False
     if plan.is_locking:
@@ -39,7 +40,7 @@ def lock(plan: Plan, child_number: int, address_space: int, processes: int) -> N
     # 3. goes when the keeper goes; a change of user would take it back
     linux.die_with_parent()
     # 4. limits
-    _limit(_limits(address_space))
+    _limit(_limits(address_space, data))
     if has_own_count:
         _limit({resource.RLIMIT_NPROC: processes})
     # 5. files, and 6. system calls, without which the steps before could not be done
@@ -51,11 +52,19 @@ def lock(plan: Plan, child_number: int, address_space: int, processes: int) -> N
 
 def _change_user(plan: Plan, child_number: int) -> bool:
     """Become a user that no other process has. Returns False if that can't be."""
-    if os.getuid() != 0:
-        if plan.has_namespaces:
-            linux.unshare(linux.CLONE_NEWUSER)  # counts processes anew
-        return plan.has_namespaces
-    os.setgroups([])
+    if _is_changed(child_number):
+        return True
+    if plan.has_namespaces:
+        linux.unshare(linux.CLONE_NEWUSER)  # counts processes anew
+    return plan.has_namespaces
+
+
+def _is_changed(child_number: int) -> bool:
+    """Change the user and its groups. Not even root may in some containers."""
+    try:
+        os.setgroups([])
+    except PermissionError:
+        return False
     for first, count in _USERS:
         uid = first + child_number % count
         try:
@@ -64,13 +73,14 @@ def _change_user(plan: Plan, child_number: int) -> bool:
             return True
         except OSError:  # this namespace of users does not have it
             continue
-    raise OSError("no user could be found to run as")
+    return False
 
 
-def _limits(address_space: int) -> Mapping[int, int]:
+def _limits(address_space: int, data: int) -> Mapping[int, int]:
     return {
         resource.RLIMIT_AS: address_space,
-        resource.RLIMIT_DATA: address_space,
+        # Without this a filter could unmap batches or libraries, and have their room as well.
+        resource.RLIMIT_DATA: data,
         resource.RLIMIT_NOFILE: _MOST_DESCRIPTORS,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CORE: 0,

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
@@ -32,7 +32,7 @@ _START: Final = 60.0  # seconds for a zygote to import everything, on a busy mac
 _MAKE: Final = 20.0  # seconds for a child to be made; nothing of the filter runs before
 _END: Final = 10.0  # seconds for a killed child to be buried
 _HANG_UP: Final = 1.0  # seconds for a process that closed its socket to end by itself
-_LOOK_AT_CPU: Final = 0.02  # seconds between looks at what a batch used
+_LOOK: Final = 0.02  # seconds between looks at what a batch uses
 _BOOT: Final = (
     "import sys; plan = sys.argv[1]; sys.path += sys.argv[2:];"
     "from tamis.sandbox import zygote; zygote.main(plan)"
@@ -106,10 +106,31 @@ class Zygote:
         """Raises SandboxError."""
         self.plan = plan
         self._lock = threading.Lock()
+        try:
+            error = self._start()
+        except OSError as failure:  # no descriptors or processes are left, or no Python is there
+            reason = f"the process that makes filters could not be started: {failure}"
+            raise SandboxError(reason, 1.0) from None
+        if error is not None:
+            self.close()
+            raise SandboxError(error)
+
+    def _start(self) -> str | None:
+        """Return why it does not run. Raises OSError."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as said:
+        with contextlib.ExitStack() as undo, theirs, tempfile.TemporaryFile() as said:
+            undo.callback(self._control.close)
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", _BOOT, plan.to_json(), *plan.path],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-B",
+                    "-c",
+                    _BOOT,
+                    self.plan.to_json(),
+                    *self.plan.path,
+                ],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=said,
@@ -117,16 +138,15 @@ class Zygote:
                 cwd="/",
                 start_new_session=True,  # Ctrl-C at a terminal is the server's
             )
+            undo.pop_all()
             theirs.close()  # or its end would not be noticed
             self._control.settimeout(_START)
             try:
                 answer = self._control.recv(65536)
-                error = json.loads(answer)["error"] if answer else _last_line(said)
+                error: str | None = json.loads(answer)["error"] if answer else _last_line(said)
             except TimeoutError:
                 error = f"the process that makes filters did not start within {_START:g} s"
-        if error is not None:
-            self.close()
-            raise SandboxError(error)
+        return error
 
     @property
     def pid(self) -> int:
@@ -165,43 +185,71 @@ class Child:
     time, but for `kill`."""
 
     def __init__(
-        self, zygote: Zygote, limits: Limits, arena: int, probe: Mapping[str, Any] | None = None
+        self,
+        zygote: Zygote,
+        limits: Limits,
+        arena: int,
+        probe: Mapping[str, Any] | None = None,
+        on_look: Callable[[], None] = lambda: None,
     ) -> None:
         """`arena`: a descriptor of the memory that batches are written to, open for reading.
+        `on_look` is called now and then while it runs; what it raises, `ask` does.
 
         Raises ZygoteGone, or SandboxError if it can't be shut in.
         """
         self._limits = limits
+        self._on_look = on_look
         self._end: End | None = None
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
-        self._readable = select.poll()
-        self._readable.register(self._socket, select.POLLIN)
-        self._listener, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        progress = os.memfd_create("tamis-progress")
-        os.ftruncate(progress, mmap.PAGESIZE)
-        self._progress = mmap.mmap(progress, mmap.PAGESIZE)
         self._pidfd = -1
         self._signalling = threading.Lock()  # the number of a closed descriptor may be another's
+        order = {
+            "batch_bytes": limits.batch_bytes,
+            "address_space": address_space(limits),
+            "data": limits.memory,
+            "processes": limits.processes,
+            "output": limits.output,
+            "is_probe": probe is not None,
+            **(probe or {}),
+        }
+        with contextlib.ExitStack() as undo:
+            try:
+                self._open(zygote, order, arena, undo)
+            except OSError as error:
+                reason = f"no process could be made: {error.strerror or error}"
+                raise SandboxError(reason, 1.0) from None
+            undo.pop_all()
         try:
-            with theirs, keepers:
-                order = {
-                    "batch_bytes": limits.batch_bytes,
-                    "address_space": address_space(limits),
-                    "processes": limits.processes,
-                    "output": limits.output,
-                    "is_probe": probe is not None,
-                    **(probe or {}),
-                }
-                zygote.order(order, [theirs.fileno(), arena, progress, keepers.fileno()])
             self._pidfd = self._made()
             self.pid = _pid_of(self._pidfd)
             self._greet()
+        except OSError as error:
+            self.close()
+            raise SandboxError(f"no process could be made: {error}", 1.0) from None
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(progress)
+
+    def _open(
+        self, zygote: Zygote, order: Mapping[str, Any], arena: int, undo: contextlib.ExitStack
+    ) -> None:
+        """Make what it is connected by, and order it. Raises OSError, ZygoteGone."""
+        self._socket, theirs = socket.socketpair()
+        undo.callback(self._socket.close)
+        with theirs:
+            self._socket.setblocking(False)
+            self._readable = select.poll()
+            self._readable.register(self._socket, select.POLLIN)
+            self._listener, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(self._listener.close)
+            with keepers:
+                progress = os.memfd_create("tamis-progress")
+                try:
+                    os.ftruncate(progress, mmap.PAGESIZE)
+                    self._progress = mmap.mmap(progress, mmap.PAGESIZE)
+                    undo.callback(self._progress.close)
+                    zygote.order(order, [theirs.fileno(), arena, progress, keepers.fileno()])
+                finally:
+                    os.close(progress)
 
     def _made(self) -> int:
         self._listener.settimeout(_MAKE)
@@ -282,12 +330,16 @@ class Child:
     @property
     def peak_memory(self) -> int:
         """Bytes of memory it had at most, with what it shares with other children."""
-        if self._end is not None:
-            return self._end.peak_memory
+        return self._end.peak_memory if self._end is not None else self._status("VmHWM:")
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it has, without files and batches but with the kernel's tables for them."""
+        return 0 if self._end is not None else self._status("RssAnon:", "VmSwap:", "VmPTE:")
+
+    def _status(self, *names: str) -> int:
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{self.pid}/status") as status:
-            for line in status:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
+            return sum(int(line.split()[1]) for line in status if line.startswith(names)) * 1024
         return 0
 
     def broken(self, reason: str, row: int | None = None) -> Breach:
@@ -375,7 +427,7 @@ class Child:
         """Return how many bytes came, which are some. `cpu`: what it had used when asked."""
         while True:
             left = deadline - time.monotonic()
-            step = left if cpu is None else min(left, _LOOK_AT_CPU)
+            step = left if cpu is None else min(left, _LOOK)
             # An answer that is there counts, even if we were late to look.
             if not self._readable.poll(max(0, step * 1000)):
                 if left <= 0:
@@ -383,6 +435,8 @@ class Child:
                 if cpu is not None and self.cpu_seconds - cpu > self._limits.cpu:
                     reason = f"used more than {self._limits.cpu:g} s of CPU"
                     raise self._broken(reason, is_slow=True)
+                if cpu is not None:
+                    self._on_look()
                 continue
             try:
                 got = self._socket.recv_into(room)

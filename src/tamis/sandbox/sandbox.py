@@ -14,6 +14,7 @@ from ..code import CodeFilter, Context
 from ..errors import ConfigError, SandboxError
 from . import probe
 from .arena import Arena
+from .budget import Budget, half_of_memory
 from .cell import Cell
 from .limits import Limits
 from .plan import BARRIERS, Barrier, Isolation, Plan, plans
@@ -39,10 +40,12 @@ class Sandbox:
         *,
         modules: Iterable[str] = ("numpy", "pyarrow"),
         without: Iterable[Barrier] = (),
+        memory: int | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`modules` may be imported besides the standard library. `without` names barriers that are
-        left out as if this machine did not have them; for tests. Raises ConfigError."""
+        left out as if this machine did not have them; for tests. `memory`: bytes that all filters
+        may have together, half of the machine's if it is not said. Raises ConfigError."""
         if isolation not in ("required", "best-effort", "off"):
             raise ConfigError(f"isolation = {isolation!r}: required, best-effort or off")
         self._without = frozenset(without)
@@ -50,6 +53,7 @@ class Sandbox:
             raise ConfigError(f"without = {sorted(self._without)}: of {', '.join(BARRIERS)}")
         self.limits = limits
         self.isolation: Isolation = isolation
+        self.budget = Budget(half_of_memory() if memory is None else memory)
         self._modules = tuple(modules)
         self._now = now
         self._lock = threading.Lock()
@@ -90,9 +94,9 @@ class Sandbox:
                 self._zygote.close()
                 self._zygote = None
 
-    def make_child(self, limits: Limits, arena: int) -> Child:
+    def make_child(self, limits: Limits, arena: int, on_look: Callable[[], None]) -> Child:
         """For cells. Raises ZygoteGone or SandboxError."""
-        return Child(self._running(), limits, arena)
+        return Child(self._running(), limits, arena, on_look=on_look)
 
     def _running(self) -> Zygote:
         with self._lock:
@@ -136,7 +140,7 @@ class Sandbox:
                 continue
             try:
                 report, broken = self._probe(zygote, plan, missing)
-            except (SandboxError, ZygoteGone) as error:
+            except (SandboxError, ZygoteGone, OSError) as error:
                 missing.append(str(error))
             else:
                 if not broken or not plan.has_seccomp:

@@ -34,7 +34,7 @@ _ARCHITECTURE_AT: Final = 4
 _SECCOMP_SET_MODE_FILTER: Final = 1
 
 _PROT_EXEC: Final = 4
-_MAP_SHARED: Final = 1
+_MAP_REFUSED: Final = 1 | 0x40000  # shared; huge pages, which are few and others' too
 # Writing, creating, truncating, appending, temporary files.
 _OPEN_WRITES: Final = 0o3 | 0o100 | 0o1000 | 0o2000 | 0o20000000
 # What pthread_create asks for; musl adds a flag that means nothing any more.
@@ -94,7 +94,7 @@ def _checks(own_pid: int, is_opening: bool) -> dict[str, list[_Instruction]]:
         # no code that is not ours, no memory that others see
         "mmap": [
             *(_argument(2), (_JUMP_ANY_BIT, 2, 0, _PROT_EXEC)),
-            *(_argument(3), (_JUMP_ANY_BIT, 0, 1, _MAP_SHARED)),
+            *(_argument(3), (_JUMP_ANY_BIT, 0, 1, _MAP_REFUSED)),
             *(_error(errno.EPERM), _verdict(_ALLOW)),
         ],
         "mprotect": _unless_any(2, _PROT_EXEC, errno.EPERM),

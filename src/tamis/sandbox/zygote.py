@@ -77,7 +77,8 @@ def main(text: str) -> None:
         return
     os.environ.clear()
     sys.argv, sys.orig_argv = [], []
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need not be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need not be waited for,
+    linux.adopt_orphans()  # nor the child of a keeper that was killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
@@ -125,6 +126,7 @@ def _serve(plan: Plan, control: socket.socket, memory: int, server: int) -> None
     poll = select.poll()
     poll.register(control, select.POLLIN)
     numbers = itertools.count(random.randrange(10**8))
+    page_size = os.sysconf("SC_PAGE_SIZE")
     while True:
         if not poll.poll(_LOOK_FOR_SERVER):
             if os.getppid() != server:
@@ -134,15 +136,17 @@ def _serve(plan: Plan, control: socket.socket, memory: int, server: int) -> None
         if not text:
             return
         order = json.loads(text)
-        pages = int(os.pread(memory, 100, 0).split()[0])
-        order["address_space"] += pages * os.sysconf("SC_PAGE_SIZE")
+        pages = [int(one) for one in os.pread(memory, 200, 0).split()]  # /proc/pid/statm
+        order["address_space"] += pages[0] * page_size
+        order["data"] += pages[5] * page_size
         number = next(numbers)
         try:
             if not os.fork():
                 with _no_return():
                     _keep(plan, number, descriptors, order)
         except OSError as error:  # too many processes
-            os.write(descriptors[-1], NOT_MADE + f"{error}".encode()[:200])
+            with contextlib.suppress(OSError):  # nobody waits for it any more
+                os.write(descriptors[-1], NOT_MADE + f"{error}".encode()[:200])
         for one in descriptors:
             os.close(one)
 
