@@ -421,6 +421,22 @@ def test_more_pulls_than_may_wait_are_told_that_it_is_busy() -> None:
     run(work())
 
 
+def test_one_connection_can_not_have_all_the_pulls_that_may_wait() -> None:
+    async def work() -> None:
+        async with (
+            standing(most_connection_pulls=2) as (cluster, server, client),
+            Client.connected(cluster.broker, server.address) as other,
+        ):
+            await client.upload(EVEN, "Even")
+            held = [asyncio.create_task(client.pull(0, hold=1)) for _ in range(2)]
+            await until(lambda: server.puller.waiting == 2)
+            assert (await client.pull(0, hold=1)).code == ResponseCode.SYSTEM_BUSY
+            assert (await other.pull(0, hold=0.1)).code == ResponseCode.PULL_NOT_FOUND
+            assert [(await one).code for one in held] == [19, 19]
+
+    run(work())
+
+
 def test_a_request_that_is_not_for_a_filter_server_is_told_so() -> None:
     async def work() -> None:
         async with standing() as (_, _, client):

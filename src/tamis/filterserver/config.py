@@ -25,6 +25,7 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "conflict_seconds": (0.01, 86_400),
     "most_classes": (1, 100_000),
     "unused_seconds": (0.1, 31_536_000),
+    "most_connection_pulls": (1, 1_000_000),
     "most_pulls": (1, 1_000_000),
     "read_ahead": (_MIB, 2**40),
     "batch": (1, 1_000_000),
@@ -63,6 +64,7 @@ class FilterServerConfig:
     # Performance: raising one costs memory.
     most_classes: int = 256  # each has a process of its own
     most_pulls: int = 10_000  # that wait at once
+    most_connection_pulls: int = 2_000  # those of one connection
     read_ahead: int = 64 * _MIB  # bytes of all that was read and is not given out yet
     batch: int = 1024  # messages that a filter is given at once, if there are as many
     answer_bytes: int = _MIB  # of messages in one answer; one message may have more

@@ -99,9 +99,12 @@ class Puller:
             answer = self._found(header, stream)
             self._streams.put(stream)
             return answer
-        if self.waiting >= self._config.most_pulls:
+        of_peer = len(self._waiting.get(request.peer, ()))
+        if self.waiting >= self._config.most_pulls or of_peer >= self._config.most_connection_pulls:
             self._streams.put(stream)
-            why = f"[OVERLOAD]{self.waiting} pulls are waiting already"
+            why = (
+                f"[OVERLOAD]{self.waiting} pulls are waiting already, {of_peer} of this connection"
+            )
             return Answer(code=ResponseCode.SYSTEM_BUSY, remark=why)
         self._begin(header, request, stream)
         return None
