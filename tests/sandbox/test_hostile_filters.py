@@ -162,8 +162,9 @@ def attacks(
     neighbour: Neighbour,
 ) -> Iterator[Attacks]:
     made = Attacks(sandbox, port)
-    asked = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = [one.params for one in asked if one and isinstance(one.params.get("attack"), Attack)]
+    here = [item for item in request.session.items if item.path == request.path]
+    asked = [item.callspec.params for item in here if hasattr(item, "callspec")]
+    wanted = [one for one in asked if "attack" in one]
     for one in sorted(wanted, key=lambda one: not one["attack"].takes_time):
         made.begin(one["kind"], one["attack"])
     yield made
