@@ -48,10 +48,7 @@ OF_SPARK = (
 collect_ignore += [] if IS_REQUIRED else [f"{name}.py" for name in OF_SPARK]
 
 # What else takes long, and is seldom what a change breaks.
-LONG_TESTS = (
-    "cli/test_demo.py::test_the_demo_ends_with_the_pipeline",
-    "sandbox/test_ordinary_user.py",
-)
+LONG_TESTS = ("cli/test_demo.py::test_the_demo_ends_with_the_pipeline",)
 
 # Tests of one group are run by one worker, one after the other.
 BY_LINE = (  # these start servers for each line of RocketMQ's
