@@ -8,7 +8,7 @@ in the body. What is measured is bound to one core, with all its processes and t
 else (the broker, the consumer) has the others. The number of messages that match must be right, or
 there is no figure.
 
-Judging: from records, as pull answers have them, to verdicts, in batches of 1,024: columns are made
+Judging: from records, as pull answers have them, to verdicts, in batches of 4,096: columns are made
 of the records, cross into the sandbox, and verdicts come back. Beside them is SQL92 of the same
 condition on the same records (columnar engine). "Columns made before": without the first step. The
 crossing is what a filter that does nothing costs in the sandbox, less what it costs in this
@@ -55,12 +55,13 @@ from tamis.client import Consumer, ConsumerConfig, columns
 from tamis.code import CodeFilter, Context, Judge, load
 from tamis.filter import parse
 from tamis.filter.engines.columnar import compile_batch
+from tamis.filterserver.config import FilterServerConfig
 from tamis.message import Host
 from tamis.sandbox import Sandbox
 from tamis.wire import record
 
 BODY = 1024
-BATCH = 1024  # what a filter server judges at once
+BATCH = FilterServerConfig(broker="127.0.0.1:1").batch  # what a filter server judges at once
 ANSWER = 32  # messages of a pull answer
 MATCHING = range(10)  # scores
 TOPIC = "Bench"

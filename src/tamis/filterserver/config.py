@@ -66,7 +66,7 @@ class FilterServerConfig:
     most_pulls: int = 10_000  # that wait at once
     most_connection_pulls: int = 2_000  # those of one connection
     read_ahead: int = 64 * _MIB  # bytes of all that was read and is not given out yet
-    batch: int = 1024  # messages that a filter is given at once, if there are as many
+    batch: int = 4096  # messages that a filter is given at once, if there are as many
     answer_bytes: int = _MIB  # of messages in one answer; one message may have more
 
     def __post_init__(self) -> None:

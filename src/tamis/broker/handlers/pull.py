@@ -60,7 +60,7 @@ _SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
 _FOUND: Final = Status.FOUND
 _SUCCESS: Final = ResponseCode.SUCCESS
 _FILTER_SERVERS: Final = "FILTERSRV_CONSUMER"
-_FILTER_SERVER_MESSAGES: Final = 1024  # they judge as many at once, and are near
+_FILTER_SERVER_MESSAGES: Final = 1024  # they judge thousands at once, and are near
 _FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 Wanted = TagFilter | SqlFilter | None
