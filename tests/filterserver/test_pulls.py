@@ -5,6 +5,7 @@ import itertools
 import shutil
 import threading
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from filterserver.consuming import (
@@ -19,7 +20,7 @@ from filterserver.consuming import (
     until,
 )
 
-from tamis.code import CodeFilter, Context, load
+from tamis.code import CodeFilter, Context, Judge, Needs, load
 from tamis.code.verdicts import Verdicts
 from tamis.filterserver import reading
 from tamis.filterserver.classes import Classes, Identity
@@ -122,7 +123,7 @@ def test_ten_thousand_messages_with_a_rare_match_move_the_offset_past_all_of_the
 
 def test_nothing_matching_for_long_tells_the_consumer_how_far_it_was_looked() -> None:
     async def work() -> None:
-        async with standing(scan_seconds=1.0) as (_, server, client):
+        async with standing(scan_seconds=1.0, batch=1000) as (_, server, client):
             ticks = itertools.count(1000.0)
             server.puller._clock = lambda: next(ticks)  # each look at it is a second later
             await client.send(*numbers(3000))
@@ -133,7 +134,7 @@ def test_nothing_matching_for_long_tells_the_consumer_how_far_it_was_looked() ->
                 assert (answer.code, answer.bodies) == (20, [])
                 assert offset < answer.following <= 3000
                 offset, answers = answer.following, answers + 1
-            assert answers > 1  # a thousand or so are judged in a second
+            assert answers > 1  # about a thousand are judged in a second
             answer = await client.pull(offset)
             assert (answer.code, answer.following) == (19, 3000)
 
@@ -435,6 +436,44 @@ def test_one_connection_can_not_have_all_the_pulls_that_may_wait() -> None:
             assert [(await one).code for one in held] == [19, 19]
 
     run(work())
+
+
+def test_filters_that_hang_hold_up_no_other_group_however_many_they_are() -> None:
+    go_on = threading.Event()
+
+    def make(code: CodeFilter, context: Context) -> Judge:
+        return _Hanging(go_on) if context.group != "G" else load(code, context)
+
+    async def work() -> None:
+        async with standing(make_judge=make, most_classes=100) as (_, server, client):
+            await client.send(*numbers(10))
+            groups = [f"hanging-{number}" for number in range(99)]
+            for group in groups:
+                await client.upload(EVEN, "Even", group=group)
+            await client.upload(EVEN, "Even")
+            held = [asyncio.create_task(client.pull(0, group=group)) for group in groups]
+            await until(lambda: server.puller.waiting == 99)
+            try:
+                assert (await client.pull(0)).offsets == [0, 2, 4, 6, 8]
+            finally:
+                go_on.set()
+            assert {(await one).code for one in held} == {20}
+
+    run(work())
+
+
+class _Hanging:
+    needs = Needs(is_batch=True, columns=("body",))
+
+    def __init__(self, go_on: threading.Event) -> None:
+        self._go_on = go_on
+
+    def judge(self, batch: pa.RecordBatch) -> Verdicts:
+        self._go_on.wait(60)
+        return Verdicts(np.zeros(batch.num_rows, np.uint8))
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_request_that_is_not_for_a_filter_server_is_told_so() -> None:

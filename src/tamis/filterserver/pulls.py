@@ -37,7 +37,7 @@ __all__ = ["Puller"]
 
 log = logging.getLogger(__name__)
 
-_SCANNING: Final = 64  # classes that are judged with, or queues that are read, at once
+_MOST_THREADS: Final = 1_000
 _LONGEST_HOLD: Final = 30.0  # seconds that a pull may wait for messages
 _MOST_COMMITS: Final = 100_000  # queues whose last commit is remembered
 _FIRST_PAUSE: Final = 1.0  # seconds before a held message is judged again; then twice as many
@@ -75,8 +75,9 @@ class Puller:
         self._link = link
         self._tasks = tasks
         self._clock = clock
-        self._scanning = asyncio.Semaphore(_SCANNING)
-        self._threads = ThreadPoolExecutor(_SCANNING, "tamis-judge")
+        # one for each class, and for some that are being replaced: filters that hang have their own
+        threads = min(config.most_classes, _MOST_THREADS) + 16
+        self._threads = ThreadPoolExecutor(threads, "tamis-judge")
         self._waiting: dict[Peer, set[asyncio.Task[None]]] = {}
         self._commits: OrderedDict[tuple[str, str, int], int] = OrderedDict()
         self._losses = link.losses  # when they were noted
@@ -402,7 +403,7 @@ class _Pull:
                 return by._found(header, stream)
             if stream.position > offset and clock() - began >= by._config.scan_seconds:
                 return self._nothing()
-            async with stream.by.lock, by._scanning:
+            async with stream.by.lock:
                 if not stream.is_current:
                     continue
                 pulled = await stream.read()
