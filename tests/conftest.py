@@ -27,7 +27,6 @@ LONGEST = (
     "test_cluster",
     "test_code_consumer",
     "test_code_filters",
-    "test_code_filters",
     "test_cpp_client",
     "test_filter_engine",
     "test_js_client",
@@ -43,7 +42,7 @@ OF_SPARK = (
     *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
     *("spark/test_session", "spark/test_source", "spark/test_standalone", "spark/test_stream"),
     *("spark/test_writer", "pipeline/test_archive", "pipeline/test_backtest"),
-    *("pipeline/test_code", "pipeline/test_replay", "pipeline/test_route"),
+    *("spark/test_code", "pipeline/test_replay", "pipeline/test_route"),
 )
 collect_ignore += [] if IS_REQUIRED else [f"{name}.py" for name in OF_SPARK]
 

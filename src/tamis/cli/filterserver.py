@@ -308,7 +308,8 @@ async def _ask(address: str) -> dict[str, Any]:
         found = json.loads(answer.body)
         return found if isinstance(found, dict) else {"address": address, "error": "not a status"}
     except (OSError, Error, ValueError) as error:
-        return {"address": address, "error": str(error) or "no answer in time"}
+        why = str(error).removeprefix(f"{address}: ") or "no answer in time"
+        return {"address": address, "error": why}
 
 
 _COLUMNS: Final = (

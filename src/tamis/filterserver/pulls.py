@@ -338,7 +338,7 @@ class Puller:
         now = self._clock()
         if now - self._logged.get(by, -_LOG_SECONDS) >= _LOG_SECONDS:
             log.warning(
-                "class %s fails on %d messages (%d so far), on_error %s: %s",
+                "class %s failed on some messages (%d; %d so far), on_error %s: %s",
                 *(by.identity.class_name, len(failed), tally.failed, self._config.on_error),
                 stream.failure,
             )
