@@ -24,6 +24,7 @@ settings.load_profile("tamis")
 IS_REQUIRED = os.environ.get("TAMIS_INTEROP") == "required"
 LONGEST = (
     "test_assign",
+    "test_clients",
     "test_cluster",
     "test_code_consumer",
     "test_code_filters",
