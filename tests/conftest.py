@@ -37,8 +37,8 @@ LONGEST = (
 )
 collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGEST]
 
-# A plain `make test` has of Spark what needs no driver, the programs of docs/spark.md, and the
-# demo; `.ci/run` and `make spark` have all.
+# A plain `make test` has of Spark what needs no driver, and the programs of docs/spark.md;
+# `.ci/run` and `make spark` have all.
 OF_SPARK = (
     *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
     *("spark/test_session", "spark/test_source", "spark/test_standalone", "spark/test_stream"),
@@ -48,7 +48,13 @@ OF_SPARK = (
 collect_ignore += [] if IS_REQUIRED else [f"{name}.py" for name in OF_SPARK]
 
 # What else takes long, and is seldom what a change breaks.
-LONG_TESTS = ("cli/test_demo.py::test_the_demo_ends_with_the_pipeline",)
+LONG_TESTS = (
+    "cli/test_demo.py::test_apaches_java_client_gets_the_same",
+    "cli/test_demo.py::test_rocketmqs_cpp_client_gets_the_same",
+    "cli/test_demo.py::test_the_demo_ends_with_the_pipeline",
+    "sandbox/test_ordinary_user.py",
+    "test_hostile.py::test_under_limits_of_the_system_nothing_acknowledged_is_lost",
+)
 
 # Tests of one group are run by one worker, one after the other.
 BY_LINE = (  # these start servers for each line of RocketMQ's
