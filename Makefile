@@ -2,8 +2,8 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Processes that share the tests; 0: pytest's own alone.
-WORKERS ?= 2
+# Processes that share the tests, of which most wait for something; 0: pytest's own alone.
+WORKERS ?= 3
 
 .PHONY: help install test spark demo lint types format crash soak hostile bench lock clean
 

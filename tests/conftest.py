@@ -37,8 +37,8 @@ LONGEST = (
 )
 collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGEST]
 
-# A plain `make test` has of Spark what needs no driver, and the programs of docs/spark.md;
-# `.ci/run` and `make spark` have all.
+# A plain `make test` has of Spark what needs no driver, and a few tests that do; `.ci/run` and
+# `make spark` have all.
 OF_SPARK = (
     *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
     *("spark/test_session", "spark/test_source", "spark/test_standalone", "spark/test_stream"),
@@ -52,7 +52,9 @@ LONG_TESTS = (
     "cli/test_demo.py::test_apaches_java_client_gets_the_same",
     "cli/test_demo.py::test_rocketmqs_cpp_client_gets_the_same",
     "cli/test_demo.py::test_the_demo_ends_with_the_pipeline",
+    "client/test_failures.py",
     "sandbox/test_ordinary_user.py",
+    "test_examples.py::test_a_document_shows_what_its_programs_print[spark.md]",
     "test_hostile.py::test_under_limits_of_the_system_nothing_acknowledged_is_lost",
 )
 
