@@ -7,6 +7,8 @@ Each object here hands its calls to one of the asyncio client's, which lives in 
 thread of its own: one for the process, started when it is first needed. Any thread may call.
 Ctrl-C ends the call that waits, and the work it waited for. What was made before a fork is of no
 use in the child, and says so. What is not closed when the program ends is closed then.
+
+It is one long module because it has no logic to split: a line or two for each method of the other.
 """
 
 import asyncio

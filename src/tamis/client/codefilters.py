@@ -108,7 +108,8 @@ class _Wanted:
 
 
 class CodeFilters:
-    """Those of one consumer. `on_error` is told what it can't live with."""
+    """Looks after one consumer's filters in code. `on_error` is told what the consumer can't go on
+    with."""
 
     def __init__(
         self,
@@ -270,8 +271,8 @@ class CodeFilters:
         return upload.peer is self._session.known_peer(address)  # another may be a new process
 
     def _ready(self, one: _Wanted, servers: Iterable[str]) -> list[str]:
-        """Those that have the class: in random order, those that failed lately at the end. One that
-        did not answer is left out for a while if there is a better way."""
+        """Returns the servers that have the class, in random order, those that failed lately at the
+        end. A server that did not answer is left out for a while if there is a better way."""
         found = [address for address in servers if self._has_class(one, address)]
         if one.when_unavailable == "filter-here":
             found = [address for address in found if not self._down.is_avoided(address)]
@@ -406,7 +407,8 @@ class CodeFilters:
         return upload is None or upload.crc != one.source.crc or upload.peer is not None
 
     async def _servers_of(self, puller: Puller, queue: MessageQueue) -> list[str]:
-        """Those of the broker to be asked; if that is a slave without any, those of its master."""
+        """Returns the filter servers of the broker to be asked; if that is a slave without any,
+        those of its master."""
         listed = self._session.routes.filter_servers(queue.topic)
         found = listed.get(await puller.address(queue))
         if not found:

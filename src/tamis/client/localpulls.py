@@ -27,8 +27,8 @@ _HELD: Final = 30.0  # seconds at most between attempts at a message that is hel
 
 
 class LocalPulls:
-    """Of one topic. The filter is loaded when it is first needed. `tell` is told of messages that
-    it failed on."""
+    """Filters one topic's messages in this process. The filter is loaded when it is first needed;
+    `tell` is told of messages that it failed on."""
 
     def __init__(
         self,
