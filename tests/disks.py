@@ -1,13 +1,30 @@
-"""A small file system of its own for a test that fills it, where this user may mount one."""
+"""Disks that fail: system calls replaced for the files of one test, and a small file system of its
+own for a test that fills it, where this user may mount one."""
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+def replace_call(
+    patch: pytest.MonkeyPatch, under: Path, name: str, fake: Callable[..., Any]
+) -> None:
+    """Call `fake` in place of the function of `os` of that name, for files under a folder. Others
+    are left alone: the brokers that other tests share run in this process too, and save."""
+    real = getattr(os, name)
+
+    def call(target: int | str | Path, *rest: Any, **named: Any) -> Any:
+        path = Path(os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else target)
+        is_ours = path == under or under in path.parents
+        return (fake if is_ours else real)(target, *rest, **named)
+
+    patch.setattr(os, name, call)
 
 
 @contextmanager

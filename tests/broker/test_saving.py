@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from broker.asking import ask, close, command, until
 from broker.child import Child
 from broker.running import Client, messages, run, running
 from broker.running import until as eventually
+from disks import replace_call
 
 from tamis.broker import saving
 from tamis.broker.broker import Broker
@@ -305,7 +305,7 @@ def test_after_a_sync_that_failed_the_next_is_not_believed(
         def fail(descriptor: int) -> None:
             raise OSError(5, "Input/output error")
 
-        broken.setattr(os, "fsync", fail)
+        replace_call(broken, tmp_path, "fsync", fail)
         with pytest.raises(OSError, match="Input/output"):
             topics.sync()
     with pytest.raises(OSError, match="could not be synced"):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from disks import replace_call
 
 from tamis.store.config import StoreConfig
 from tamis.store.store import Store
@@ -106,7 +107,7 @@ def test_no_permission_is_answered_in_one_line(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return real(path, *rest, **named)
 
-    monkeypatch.setattr(os, "open", forbidden)
+    replace_call(monkeypatch, root, "open", forbidden)
     monkeypatch.setattr(sys, "argv", ["tamis", "store", "verify", str(root)])
     with pytest.raises(SystemExit) as exit:
         main()

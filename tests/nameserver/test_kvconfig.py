@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from disks import replace_call
 
 from tamis.errors import ConfigError
 from tamis.nameserver.config import NameServerConfig
@@ -76,7 +77,7 @@ def test_a_change_that_cant_be_saved_is_not_made(
         await kv.put("n", "k", "old")
         for step in "fsync", "replace":
             with monkeypatch.context() as patch:
-                patch.setattr(os, step, refuse)
+                replace_call(patch, tmp_path, step, refuse)
                 with pytest.raises(OSError, match="no space left"):
                     await kv.put("n", "k", "new")
                 with pytest.raises(OSError, match="no space left"):

@@ -8,6 +8,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from disks import replace_call
 
 from tamis.errors import ConfigError, CorruptRecord, StoreError
 from tamis.filter.tags import parse_tags
@@ -44,7 +45,7 @@ def test_a_failed_sync_is_never_taken_for_a_good_one(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fdatasync", fail)
+        replace_call(patched, tmp_path, "fdatasync", fail)
         with pytest.raises(StoreError, match="while syncing"):
             store.append([Draft(topic="T", body=b"unknown")])
     with pytest.raises(StoreError, match="opened again"):

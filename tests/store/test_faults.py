@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from disks import small_disk, take_inodes
+from disks import replace_call, small_disk, take_inodes
 
 from tamis.errors import StoreError
 from tamis.message import QueueOffset
@@ -271,7 +271,7 @@ def test_a_roll_that_fails_leaves_the_log_as_it_was(
     before = store.log.end, os.listdir(store.paths.commit_log)
     seen = []
     with monkeypatch.context() as patched:
-        patched.setattr(os, call, fail)
+        replace_call(patched, tmp_path, call, fail)
         for number in range(3):
             with suppress(StoreError, OSError):  # the log is judged here, not the error
                 append(10 + number)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import replace_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -405,14 +406,14 @@ def test_closed_index_takes_nothing(small: KeyIndex) -> None:
 
 
 def test_full_disk_is_an_error_and_what_was_put_stays(
-    small: KeyIndex, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: KeyIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(small, *((key_hash("T", "k"), n, 1) for n in range(5)))
 
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    replace_call(monkeypatch, tmp_path, "posix_fallocate", full)
     with pytest.raises(DiskFull):
         put(small, (key_hash("T", "k"), 9, 1))
     monkeypatch.undo()

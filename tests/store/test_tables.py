@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import replace_call
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -214,7 +215,7 @@ def test_a_backup_replaces_a_table_of_the_wrong_shape_and_outlives_the_next_save
     path.write_text('{"offsetTable":[]}')
     backup(path).write_text('{"offsetTable":{1:4}}')
     assert tables.load_delay_offsets(tmp_path) == {1: 4}
-    dies_at(monkeypatch, 1)
+    dies_at(monkeypatch, tmp_path, 1)
     with pytest.raises(Crash):
         tables.save_delay_offsets(tmp_path, {1: QueueOffset(5)})
     assert tables.load_delay_offsets(tmp_path) == {1: 4}
@@ -301,7 +302,9 @@ def test_text_that_is_not_utf_8_is_named_by_its_place(path: Path) -> None:
 # Crashes
 
 
-def dies_at(monkeypatch: pytest.MonkeyPatch, step: int, *, done: bool = False) -> list[str]:
+def dies_at(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, step: int, *, done: bool = False
+) -> list[str]:
     """Crash at the nth sync or rename, before it or once it is done. Returns those seen."""
     seen: list[str] = []
 
@@ -317,7 +320,8 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, step: int, *, done: bool = False) -
         return call
 
     for name in ("fsync", "fdatasync", "replace"):
-        monkeypatch.setattr(os, name, dying(name.replace("fdata", "f"), getattr(os, name)))
+        fake = dying(name.replace("fdata", "f"), getattr(os, name))
+        replace_call(monkeypatch, folder, name, fake)
     return seen
 
 
@@ -325,7 +329,7 @@ def test_a_table_and_its_backup_are_synced_before_they_are_renamed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables.write_table(path, OLD)
-    seen = dies_at(monkeypatch, 0)
+    seen = dies_at(monkeypatch, path.parent, 0)
     tables.write_table(path, NEW)
     assert seen == ["fsync", "fsync", "replace", "replace", "fsync"]
     assert sorted(file.name for file in path.parent.iterdir()) == ["x.json", "x.json.bak"]
@@ -339,7 +343,7 @@ def test_a_crash_at_any_step_leaves_the_old_table_or_the_new(
 ) -> None:
     tables.write_table(path, OLD)
     with monkeypatch.context() as patch:
-        dies_at(patch, step, done=done)
+        dies_at(patch, path.parent, step, done=done)
         with pytest.raises(Crash):
             tables.write_table(path, NEW)
     # Both names are whole at every step, so the loss of either still leaves one to be read.
@@ -359,7 +363,7 @@ def test_a_crash_over_a_bad_table_leaves_the_backup(
     if damage is not None:
         path.write_bytes(damage)
     backup(path).write_text(text_of(OLD))
-    dies_at(monkeypatch, step, done=done)
+    dies_at(monkeypatch, path.parent, step, done=done)
     with pytest.raises(Crash):
         tables.write_table(path, NEW)
     assert tables.read_table(path) == (NEW if step + done > 2 else OLD)
@@ -369,7 +373,7 @@ def test_a_crash_over_a_bad_table_leaves_the_backup(
 def test_a_crash_in_the_first_write_leaves_nothing_or_all(
     path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    dies_at(monkeypatch, step)
+    dies_at(monkeypatch, path.parent, step)
     with pytest.raises(Crash):
         tables.write_table(path, NEW)
     assert tables.read_table(path) == (NEW if step == 3 else None)
