@@ -34,9 +34,10 @@ async def test_a_one_way_message_is_sent_though_keyed_ones_never_cease(cluster: 
 
         def send_next(done: asyncio.Future[Any] | None = None) -> None:
             nonlocal sent_by_key
-            under_way.discard(done)  # type: ignore[arg-type]
+            if done is not None:
+                under_way.discard(done)
+                sent_by_key += done.exception() is None  # a broker may be too busy for one
             if not is_over:  # another in its place, before anyone else has a turn
-                sent_by_key += 1
                 sent = producer.submit(Message(topic, b"keyed"), key="k")
                 under_way.add(sent)
                 sent.add_done_callback(send_next)
