@@ -13,7 +13,7 @@ SRC = Path(tamis.__file__).parent
 
 ALL_BUT_CLI = {
     *("errors", "message", "wire", "filter", "store", "net", "nameserver", "broker", "client"),
-    *("code", "fate", "sandbox", "filterserver", "spark", "pipeline", "testing"),
+    *("code", "fate", "sandbox", "filterserver", "spark", "pipeline", "testing", "doctor"),
 }
 MAY_IMPORT = {
     "errors": set(),
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "broker": {"errors", "message", "wire", "filter", "fate", "store", "net"},
     "code": {"errors", "message", "wire", "filter"},
     "client": {"errors", "message", "wire", "net", "filter", "fate", "code"},
+    "doctor": {"errors", "message", "wire", "filter", "fate", "net", "client"},
     "sandbox": {"errors", "filter", "code"},  # of filter, what an outcome is
     "filterserver": {
         *("errors", "message", "wire", "net", "client", "filter", "code", "sandbox"),

@@ -9,7 +9,17 @@ from ..net.longwork import Long
 from ..net.server import Answer, Handler, Request, Result, Route
 from ..wire import headers as h
 from ..wire.codes import RequestCode, ResponseCode
-from .handlers import clients, groups, locks, monitor, queries, remote, topics, transaction
+from .handlers import (
+    clients,
+    groups,
+    locks,
+    monitor,
+    queries,
+    remote,
+    topics,
+    transaction,
+    verdicts,
+)
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -222,6 +232,9 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         ),
         code.UPDATE_BROKER_CONFIG: Route(None, partial(monitor.update_broker_config, b.settings)),
         code.VIEW_BROKER_STATS_DATA: Route(h.ViewStats, partial(monitor.broker_stats, b.stats)),
+        code.GET_FILTER_VERDICTS: Route(
+            h.OfAnyGroup, partial(verdicts.filter_verdicts, b.verdicts, b.filters, b.now)
+        ),
         code.RESUME_CHECK_HALF_MESSAGE: Route(
             h.OfMessage, partial(transaction.resume_check, b.transactions)
         ),

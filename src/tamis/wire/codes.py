@@ -106,6 +106,10 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352  # likewise
     LITE_PULL_MESSAGE = 361  # 5.x lite pull consumers; as PULL_MESSAGE
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
+    GET_HISTORY = 12311  # ours, as all that follow: who read what by which filter
+    GET_MATCHING_LAG = 12312  # how many waiting messages a group's filter matches
+    GET_GROUP_RULES = 12314  # policies, lanes and changes of filters
+    GET_FILTER_VERDICTS = 12316  # what filters said lately
 
 
 class ResponseCode(IntEnum):
