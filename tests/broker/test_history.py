@@ -177,7 +177,7 @@ async def test_history_outlives_the_broker(tmp_path: Path, is_killed: bool) -> N
 
 @in_a_loop
 async def test_a_group_that_was_there_before_history_is_unknown(tmp_path: Path) -> None:
-    async with running(tmp_path) as (broker, a):
+    async with running(tmp_path) as (_, a):
         await a.send("T", tags="A")
         await commit(a, "g", 0, 1)
     (tmp_path / "config" / NAME).unlink()
