@@ -258,7 +258,7 @@ def test_offsets_beyond_the_log_are_serious_and_the_command_mends_them(
             await session.ask(cluster.broker, header)
         return topic, group, await doctor(tamis, "--group", group, "--json")
 
-    topic, group, done = asyncio.run(look())
+    _, group, done = asyncio.run(look())
     assert done.code == 1
     found = done.finding("offsets-beyond-the-log")
     assert found["severity"] == "serious"

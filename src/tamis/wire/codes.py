@@ -105,11 +105,12 @@ class RequestCode(IntEnum):
     GET_TOPIC_CONFIG = 351  # 5.x tools ask a 4.9 broker for it
     GET_SUBSCRIPTIONGROUP_CONFIG = 352  # likewise
     LITE_PULL_MESSAGE = 361  # 5.x lite pull consumers; as PULL_MESSAGE
+    EXPLAIN_MESSAGE = 12310  # ours: the fate of a message for each group, as JSON
+    GET_HISTORY = 12311  # ours: who read what by which filter, as JSON
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
-    GET_HISTORY = 12311  # ours, as all that follow: who read what by which filter
-    GET_MATCHING_LAG = 12312  # how many waiting messages a group's filter matches
-    GET_GROUP_RULES = 12314  # policies, lanes and changes of filters
-    GET_FILTER_VERDICTS = 12316  # what filters said lately
+    GET_MATCHING_LAG = 12312  # ours: how many waiting messages a group's filter matches
+    GET_GROUP_RULES = 12314  # ours: policies, lanes and changes of filters
+    GET_FILTER_VERDICTS = 12316  # ours: what filters said lately
 
 
 class ResponseCode(IntEnum):

@@ -1,6 +1,7 @@
 """GET_FILTER_VERDICTS: what brokers' filters said lately, and which filters are kept for groups
 that are gone. A request of ours; `tamis doctor` asks it."""
 
+import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -47,7 +48,15 @@ def filter_verdicts(
         if header.group in (None, key[0]):
             rows.setdefault(key, _counts(Tally(), now()))["fault"] = fault
     answer = [{"group": group, "topic": topic, **row} for (group, topic), row in rows.items()]
-    return Answer(body=(yield lambda: orjson.dumps(answer)))
+    return Answer(body=(yield lambda: _json(answer)))
+
+
+def _json(rows: list[dict[str, Any]]) -> bytes:
+    """Expressions may hold half a surrogate pair, which UTF-8 can't."""
+    try:
+        return orjson.dumps(rows)
+    except TypeError:
+        return json.dumps(rows, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _counts(tally: Tally, now: float) -> dict[str, Any]:
