@@ -166,6 +166,36 @@ def test_members_with_different_tags_are_serious(cluster: LocalCluster, tamis: T
     assert "1 serious" in lines[-1]
 
 
+def test_members_that_disagreed_in_the_past_are_serious_if_messages_were_passed(
+    cluster: LocalCluster, tamis: Tamis
+) -> None:
+    async def look() -> tuple[str, str, str, Done]:
+        messages = [*tagged("a", 8), *tagged("b", 8)]
+        topic, group = await made_topic(cluster, *messages, queues=4), name("Group")
+        one = member(cluster, group, topic, tags="a")
+        other = member(cluster, group, topic, tags="b")
+        async with one:
+            async with other:
+                await wait_for(lambda: is_read(cluster, group, topic))
+            async with Producer(cluster.nameserver) as producer:
+                await producer.send(Message(topic, b"x", tags="a"))
+            await wait_for(lambda: is_read(cluster, group, topic))
+            done = await doctor(tamis, "--group", group, "--json")
+        return topic, group, other.client_id, done
+
+    topic, group, gone, done = asyncio.run(look())
+    assert done.code == 1
+    assert done.findings("inconsistent-subscriptions") == []
+    found = done.finding("past-inconsistencies")
+    assert (found["severity"], found["group"], found["topic"]) == ("serious", group, topic)
+    evidence = found["evidence"]
+    assert 0 < evidence["messages_passed"] <= 16
+    assert evidence["until"] is not None
+    assert {"tags 'a'", "tags 'b'"} in [set(view["filters"]) for view in evidence["views"]]
+    assert gone in {change["member"] for change in evidence["changes"]}
+    assert found["command"].startswith(f"tamis explain --topic {topic} --queue ")
+
+
 def test_members_that_write_the_same_tags_differently_are_no_finding(
     cluster: LocalCluster, tamis: Tamis
 ) -> None:
@@ -345,7 +375,7 @@ def test_a_queue_that_nobody_reads_is_found(cluster: LocalCluster, tamis: Tamis)
         async with one, other:
 
             async def are_shared_out() -> bool:
-                return len(one.assignment) == 2
+                return len([queue for queue in one.assignment if queue.topic == topic]) == 2
 
             await wait_for(are_shared_out)
             return topic, await doctor(tamis, "--group", group, "--json")
