@@ -20,6 +20,7 @@ from doctor.cluster_facts import (
 
 from tamis.doctor import CHECKS, ClusterFacts, Finding, Severity, examine
 from tamis.doctor.facts import Broker, Group, HistoryOfBroker, VerdictRow
+from tamis.doctor.policies import BrokerRules
 from tamis.fate import Filter, GroupHistory, Span, View
 from tamis.wire.bodies import MessageQueue
 
@@ -423,3 +424,73 @@ def test_a_broker_that_can_not_be_asked_is_serious() -> None:
     finding = only(known, "silent-brokers")
     assert (finding.severity, finding.broker) == (Severity.SERIOUS, "b")
     assert "no route to host" in finding.message
+
+
+# Policies.
+
+
+def rules(policy: str = "rocketmq", **given: Any) -> dict[str, BrokerRules]:
+    """As a broker tells them of the group."""
+    one = {"group": "g", "policy": policy, "lanes": [], "cutovers": [], "refused": [], **given}
+    answer = {"broker": BROKER, "policy": "rocketmq", "hold_seconds": 3600, "groups": [one]}
+    return {BROKER: BrokerRules.from_json(answer)}
+
+
+def test_members_that_disagree_are_served_by_their_own_under_isolate() -> None:
+    apart = group({"x": tags("a"), "y": tags("b")}, queues={"x": [0], "y": [0]})
+    known = facts(apart, topics=(topic((0, 5)),), rules=rules("isolate"))
+    finding = only(known, "inconsistent-subscriptions")
+    assert finding.severity is Severity.INFO
+    assert {one.check for one in examine(known)} == {"inconsistent-subscriptions"}
+
+
+def test_the_command_makes_the_broker_isolate_members_where_it_can() -> None:
+    known = facts(group({"x": tags("a"), "y": tags("b")}), rules=rules())
+    finding = only(known, "inconsistent-subscriptions")
+    assert finding.severity is Severity.SERIOUS
+    assert finding.command == f"tamis groups policy g isolate --nameserver {NAMESERVER}"
+
+
+def test_a_policy_counts_only_if_all_brokers_have_it() -> None:
+    known = facts(group({"x": tags("a"), "y": tags("b")}), rules=rules("isolate"))
+    known.brokers["broker-b"] = Broker(name="broker-b", address="10.0.0.2:10911")
+    assert only(known, "inconsistent-subscriptions").severity is Severity.SERIOUS
+
+
+LANE = {
+    "id": "lane",
+    "filters": {"orders": {"kind": "TAG", "text": "b"}},
+    "members": ["y"],
+    "held_seconds": None,
+    "progress": [{"topic": "orders", "queue": 0, "offset": 5}],
+}
+
+
+def test_a_lane_that_is_held_is_a_warning() -> None:
+    assert examine(facts(rules=rules("isolate", lanes=[LANE]))) == []
+    held = LANE | {"members": [], "held_seconds": 600.0}
+    finding = only(facts(rules=rules("isolate", lanes=[held])), "held-lanes")
+    assert finding.severity is Severity.WARNING
+    assert "wants TAG 'b' of orders" in finding.message
+    assert "3,000 s more" in finding.message
+
+
+def test_members_that_are_refused_are_serious() -> None:
+    finding = only(facts(rules=rules("reject", refused=["y disagrees with x"])), "refused-members")
+    assert finding.severity is Severity.SERIOUS
+    assert "y disagrees with x" in finding.message
+
+
+@pytest.mark.parametrize(("age", "severity"), [(60, Severity.INFO), (7200, Severity.WARNING)])
+def test_a_change_of_a_filter_that_takes_long_is_a_warning(age: int, severity: Severity) -> None:
+    change = {
+        "topic": "orders",
+        "old": {"kind": "TAG", "text": "a"},
+        "new": {"kind": "SQL92", "text": "n > 1"},
+        "cuts": {"0": 7},
+        "made": NOW - age * 1000,
+    }
+    finding = only(facts(rules=rules(cutovers=[change])), "filter-changes")
+    assert (finding.severity, finding.evidence["cuts"]) == (severity, {"0": 7})
+    assert finding.command is not None
+    assert finding.command.startswith("tamis groups filter g orders --cancel")

@@ -37,8 +37,8 @@ class Tally:
     failed: int = 0  # of them, it could not tell
     samples: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
     # queue and offset of the latest that failed
-    began: float = 0.0  # when it was asked first, in seconds
-    hours: deque[Recent] = field(default_factory=lambda: deque(maxlen=_HOURS))
+    began: float = field(default=0.0, compare=False)  # when it was asked first, in seconds
+    hours: deque[Recent] = field(default_factory=lambda: deque(maxlen=_HOURS), compare=False)
 
     @property
     def filtered(self) -> int:

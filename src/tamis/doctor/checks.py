@@ -15,7 +15,7 @@ from .progress import (
     retries,
     stale_offsets,
 )
-from .rules import stuck_lanes
+from .rules import filter_changes, held_lanes, refused_members
 from .subscriptions import broker_filters, inconsistent_subscriptions, past_inconsistencies
 
 __all__ = ["CHECKS", "examine"]
@@ -25,7 +25,9 @@ CHECKS: Final[tuple[Callable[[ClusterFacts], Iterable[Finding]], ...]] = (
     inconsistent_subscriptions,
     broker_filters,
     past_inconsistencies,
-    stuck_lanes,
+    refused_members,
+    held_lanes,
+    filter_changes,
     duplicate_client_ids,
     queue_owners,
     offsets_beyond_the_log,

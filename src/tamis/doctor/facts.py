@@ -3,7 +3,7 @@
 What could not be learnt is part of it (`unchecked`), so that no check takes silence for health.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..errors import InvalidFilter
 from ..fate import Filter, GroupHistory
 from ..filter.tags import parse_tags
 from ..wire.bodies import ConsumerConnection, MessageQueue, Subscription
+from .policies import BrokerRules
 
 __all__ = [
     "Broker",
@@ -35,7 +36,6 @@ class Broker:
     name: str
     address: str | None
     error: str | None = None
-    keeps_history: bool = False  # it is Tamis's, and answers what only those know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class VerdictRow:
             broker=broker,
             group=str(row["group"]),
             topic=str(row["topic"]),
-            since=row["since"],
+            since=_number(row["since"]),
             evaluated=int(row["evaluated"]),
             matched=int(row["matched"]),
             failed=int(row["failed"]),
@@ -150,11 +150,19 @@ class VerdictRow:
             recent_evaluated=int(recent["evaluated"]),
             recent_matched=int(recent["matched"]),
             recent_failed=int(recent["failed"]),
-            expression=row["expression"],
-            born=row["born"],
-            dead_since=row["dead_since"],
-            fault=row["fault"],
+            expression=_text(row["expression"]),
+            born=_number(row["born"]),
+            dead_since=_number(row["dead_since"]),
+            fault=_text(row["fault"]),
         )
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +191,7 @@ class ClusterFacts:
     verdicts: list[VerdictRow] = field(default_factory=list)
     histories: list[HistoryOfBroker] = field(default_factory=list)
     matching_lag: dict[tuple[str, MessageQueue], int] = field(default_factory=dict)
-    rules: dict[str, Any] = field(default_factory=dict)  # JSON of GET_GROUP_RULES, by broker
+    rules: dict[str, BrokerRules] = field(default_factory=dict)  # by broker
     samples: dict[str, list[SampledMessage]] = field(default_factory=dict)  # by topic
     unchecked: list[Unchecked] = field(default_factory=list)
 
@@ -210,7 +218,3 @@ def canonical(by: Filter) -> Filter:
             return by
         return Filter("TAG", "*" if tags.matches_all else " || ".join(sorted(tags.tags)))
     return by
-
-
-def distinct(filters: Iterable[Filter]) -> set[Filter]:
-    return {canonical(by) for by in filters}

@@ -34,6 +34,7 @@ from .facts import (
     VerdictRow,
 )
 from .members import duplicate_client_ids, queue_owners
+from .policies import BrokerRules
 from .sampling import sample
 
 __all__ = ["gather"]
@@ -44,8 +45,9 @@ _DEFAULTS: Final = ClientConfig(timeout=5.0)
 _AT_ONCE: Final = 16  # requests
 _MOST_MEMBERS: Final = 2000  # that are asked about themselves
 _MEMBER_TIMEOUT: Final = 6.0  # seconds; the broker has to ask the member first
-_FAILURES: Final = (Error, ConnectionError, TimeoutError, ValueError, KeyError, TypeError)
-# of requests and answers; a peer may answer with anything
+# Of requests and answers: a peer may answer with anything.
+_UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError)
+_FAILURES: Final = (Error, ConnectionError, TimeoutError, *_UNREADABLE)
 
 
 async def gather(
@@ -144,7 +146,7 @@ class _Gathering:
         )
         if is_unknown:
             reason = "only Tamis brokers of this version tell"
-        elif isinstance(error, KeyError | TypeError | ValueError):
+        elif isinstance(error, _UNREADABLE) and not isinstance(error, Error):
             reason = f"the answer can't be read: {error}"
         else:
             reason = str(error) or "no answer in time"
@@ -362,4 +364,4 @@ class _Gathering:
                 self.facts.matching_lag[str(row["group"]), queue] = int(lag)
 
     def _add_rules(self, broker: str, answer: Any) -> None:
-        self.facts.rules[broker] = answer
+        self.facts.rules[broker] = BrokerRules.from_json(answer)
