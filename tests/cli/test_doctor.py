@@ -162,7 +162,7 @@ def test_members_with_different_tags_are_serious(cluster: LocalCluster, tamis: T
     lines = shown.stdout.splitlines()
     assert lines[0] == "SERIOUS"
     assert f"  inconsistent-subscriptions: {found['message']}" in lines
-    assert f"      fix: {found['command']}" in lines
+    assert f"      {'fix' if found['mends'] else 'see'}: {found['command']}" in lines
     assert "1 serious" in lines[-1]
 
 
@@ -190,6 +190,8 @@ def test_members_that_disagreed_in_the_past_are_serious_if_messages_were_passed(
     assert (found["severity"], found["group"], found["topic"]) == ("serious", group, topic)
     evidence = found["evidence"]
     assert 0 < evidence["messages_passed"] <= 16
+    assert evidence["judged"] == 17
+    assert 0 < len(evidence["lost"]) <= 16
     assert evidence["until"] is not None
     assert {"tags 'a'", "tags 'b'"} in [set(view["filters"]) for view in evidence["views"]]
     assert gone in {change["member"] for change in evidence["changes"]}
@@ -271,7 +273,7 @@ def test_lag_without_a_member_is_found(cluster: LocalCluster, tamis: Tamis) -> N
     assert done.code == 0
     found = done.finding("lag-without-members")
     assert (found["severity"], found["evidence"]["lag"]) == ("warning", 3)
-    assert found["command"].startswith(f"tamis groups delete {group} ")
+    assert found["command"].startswith(f"tamis offsets show {group} ")
 
 
 def test_offsets_beyond_the_log_are_serious_and_the_command_mends_them(

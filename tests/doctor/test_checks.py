@@ -68,7 +68,7 @@ def test_every_finding_is_json_with_the_same_fields() -> None:
     [first, *_] = examine(facts(group({"x": tags("a"), "y": tags("b")})))
     assert list(first.to_json()) == [
         *("check", "severity", "group", "topic", "broker", "queue"),
-        *("message", "evidence", "command", "advice"),
+        *("message", "evidence", "command", "mends", "advice"),
     ]
 
 

@@ -51,7 +51,7 @@ def _print_json(findings: "list[Finding]", unchecked: "list[Unchecked]") -> None
     """What was not checked has the same fields, with the severity `unchecked`."""
     for one in findings:
         echo_json(one.to_json())
-    nothing = dict.fromkeys(("group", "topic", "broker", "queue", "command", "advice"))
+    nothing = dict.fromkeys(("group", "topic", "broker", "queue", "command", "mends", "advice"))
     for left in unchecked:
         echo_json(
             {
@@ -77,7 +77,8 @@ def _print(facts: "ClusterFacts", findings: "list[Finding]") -> None:
         if one.advice is not None:
             click.echo(f"      to do: {one.advice}")
         if one.command is not None:
-            click.echo(f"      fix: {click.style(one.command, bold=True)}")
+            label = "fix" if one.mends else "see"
+            click.echo(f"      {label}: {click.style(one.command, bold=True)}")
         click.echo()
     for left in facts.unchecked:
         where = ", ".join(left.where[:5]) + (", ..." if len(left.where) > 5 else "")
@@ -116,7 +117,8 @@ def _lines(name: str, value: Any) -> list[str]:
 
 def _text(name: str, value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(key, one)}" for key, one in value.items())
+        known = {key: one for key, one in value.items() if one is not None}
+        return ", ".join(f"{key} {_text(key, one)}" for key, one in known.items())
     if isinstance(value, list | tuple):
         return ", ".join(_text(name, one) for one in value)
     if name in _TIMES and isinstance(value, int):

@@ -213,6 +213,7 @@ def dead_filters(facts: ClusterFacts) -> Iterator[Finding]:
             command=command_line(facts.nameserver, "groups", "delete", row.group)
             if is_gone
             else None,
+            mends=is_gone,
             advice="the broker drops it by itself after filter_keep_seconds, a day by default",
         )
 
@@ -249,10 +250,8 @@ def lint(facts: ClusterFacts) -> Iterator[Finding]:
             message=f"group {group.name} on {topic}: {by}: {worst.message}",
             evidence={
                 "filter": by.text,
-                "lint": [
-                    {"rule": one.rule, "severity": one.severity.value, "message": one.message}
-                    for one in found[:_SHOWN]
-                ],
+                "rules": [f"{one.rule} ({one.severity})" for one in found[:_SHOWN]],
+                "also": [one.message for one in found[:_SHOWN] if one is not worst],
             },
             command=command,
             advice=f"subscribe by {rewritten!r}" if rewritten is not None else None,

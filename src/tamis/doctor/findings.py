@@ -18,8 +18,8 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`evidence` is plain JSON. `command` mends it, or is the first step to do so; `advice` says
-    what else there is to do."""
+    """`evidence` is plain JSON. `command` mends it, or only shows more of it if `mends` is false:
+    then `advice` says what there is to do."""
 
     check: str
     severity: Severity
@@ -30,6 +30,7 @@ class Finding:
     queue: int | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     command: str | None = None
+    mends: bool = False
     advice: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -43,6 +44,7 @@ class Finding:
             "message": self.message,
             "evidence": self.evidence,
             "command": self.command,
+            "mends": self.mends,
             "advice": self.advice,
         }
 

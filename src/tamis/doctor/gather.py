@@ -7,7 +7,8 @@ A server that does not answer, or does not know a request, is noted and the rest
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -45,9 +46,26 @@ _DEFAULTS: Final = ClientConfig(timeout=5.0)
 _AT_ONCE: Final = 16  # requests
 _MOST_MEMBERS: Final = 2000  # that are asked about themselves
 _MEMBER_TIMEOUT: Final = 6.0  # seconds; the broker has to ask the member first
+_HISTORY: Final = RequestCode.GET_HISTORY
+_MATCHING_LAG: Final = 12312
+_GROUP_RULES: Final = 12314
 # Of requests and answers: a peer may answer with anything.
 _UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError)
 _FAILURES: Final = (Error, ConnectionError, TimeoutError, *_UNREADABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfReader(headers.Header):
+    consumer_group: str | None = None
+
+
+class _OfTamis(NamedTuple):
+    """A request that only brokers of ours know, and what is done with its answer."""
+
+    what: str
+    code: int
+    header: headers.Header
+    add: Callable[[str, Any], None]
 
 
 async def gather(
@@ -319,32 +337,31 @@ class _Gathering:
     # What only Tamis's brokers tell
 
     async def _ask_tamis(self) -> None:
-        requests: dict[str, tuple[RequestCode, Callable[[str, Any], None]]] = {
-            "what filters said of messages in the past": (
-                RequestCode.GET_FILTER_VERDICTS,
-                self._add_verdicts,
+        group = headers.OfAnyGroup(group=self._only)
+        requests: tuple[_OfTamis, ...] = (
+            _OfTamis(
+                "what filters said of messages in the past",
+                *(RequestCode.GET_FILTER_VERDICTS, group, self._add_verdicts),
             ),
-            "subscriptions in the past": (RequestCode.GET_HISTORY, self._add_history),
-            "how many waiting messages match": (
-                RequestCode.GET_MATCHING_LAG,
-                self._add_matching_lag,
+            _OfTamis("subscriptions in the past", _HISTORY, group, self._add_history),
+            _OfTamis(
+                "how many waiting messages match",
+                *(_MATCHING_LAG, _OfReader(consumer_group=self._only), self._add_matching_lag),
             ),
-            "policies, lanes and changes of filters": (
-                RequestCode.GET_GROUP_RULES,
-                self._add_rules,
+            _OfTamis(
+                "policies, lanes and changes of filters", _GROUP_RULES, group, self._add_rules
             ),
-        }
+        )
 
-        async def ask(asked: tuple[str, str]) -> None:
-            broker, what = asked
-            code, add = requests[what]
+        async def ask(asked: tuple[str, _OfTamis]) -> None:
+            broker, request = asked
             try:
-                body = await self._ask(broker, headers.OfAnyGroup(group=self._only), code=code)
-                add(broker, orjson.loads(body))
+                body = await self._ask(broker, request.header, code=request.code)
+                request.add(broker, orjson.loads(body))
             except _FAILURES as error:
-                self._note(what, broker, error)
+                self._note(request.what, broker, error)
 
-        await self._each([(b, what) for b in self._masters for what in requests], ask)
+        await self._each([(b, request) for b in self._masters for request in requests], ask)
 
     def _add_verdicts(self, broker: str, answer: Any) -> None:
         self.facts.verdicts += [VerdictRow.from_json(broker, row) for row in answer]
@@ -359,7 +376,7 @@ class _Gathering:
 
     def _add_matching_lag(self, broker: str, answer: Any) -> None:
         for row in answer:
-            if (lag := row["matching_lag"]) is not None:
+            if (lag := row["matching_lag"]) is not None and row["is_complete"]:
                 queue = MessageQueue(str(row["topic"]), broker, int(row["queue"]))
                 self.facts.matching_lag[str(row["group"]), queue] = int(lag)
 

@@ -79,8 +79,9 @@ def _unread(
         message=f"group {group.name} has no member, and {lag:,} messages of {topic} wait for it"
         f"{matches}{gone}",
         evidence=evidence,
-        command=command_line(facts.nameserver, "groups", "delete", group.name),
-        advice="start its consumers; the command is for a group that nobody needs any more",
+        command=command_line(facts.nameserver, "offsets", "show", group.name, "--topic", topic),
+        advice=f"start its consumers; tamis groups delete {group.name}, if nobody needs it any "
+        "more",
     )
 
 
@@ -134,6 +135,7 @@ def offsets_beyond_the_log(facts: ClusterFacts) -> Iterator[Finding]:
                     "--to",
                     "last",
                 ),
+                mends=True,
                 advice="this happens when a topic is deleted and made again, or a store is lost; "
                 "reset to first instead if what is there now was not read",
             )

@@ -94,6 +94,7 @@ def filter_changes(facts: ClusterFacts) -> Iterator[Finding]:
                     command=command_line(
                         facts.nameserver, "groups", "filter", name, one.topic, "--cancel"
                     ),
+                    mends=is_stuck,
                     advice="it is over when the group has read all before the cut, for which "
                     "members with the old filter are needed; the command takes the change back",
                 )

@@ -6,7 +6,16 @@ from datetime import datetime
 from typing import Any, Final
 
 from ..client.received import RETRY_PREFIX, retry_topic
-from ..fate import Filter, GroupHistory, Span, View
+from ..fate import (
+    Fate,
+    Filter,
+    GroupFacts,
+    GroupHistory,
+    MessageFacts,
+    Span,
+    View,
+    judge,
+)
 from ..wire.bodies import Subscription
 from .facts import ClusterFacts, Group, HistoryOfBroker, canonical, filter_of
 from .findings import Finding, Severity, command_line
@@ -79,7 +88,7 @@ def _inconsistency(facts: ClusterFacts, group: Group, topic: str, said: _Said) -
             advice=advice,
         )
     words = ["groups", "show", group.name]
-    if policy is not None:
+    if policy is not None:  # brokers of ours, which can do better
         words = ["groups", "policy", group.name, "isolate"]
     return Finding(
         check="inconsistent-subscriptions",
@@ -89,6 +98,7 @@ def _inconsistency(facts: ClusterFacts, group: Group, topic: str, said: _Said) -
         message=f"{message}; messages that only some of them want are lost",
         evidence=evidence,
         command=command_line(facts.nameserver, *words),
+        mends=policy is not None,
         advice=advice,
     )
 
@@ -164,11 +174,14 @@ def _past(facts: ClusterFacts, known: HistoryOfBroker) -> Finding | None:
         severity = Severity.SERIOUS if is_recent else Severity.WARNING
     times = f"from {_time(began)} " + (f"to {_time(until)}" if until is not None else "until now")
     group, topic = history.group, history.topic
-    what = f"{count:,} messages were passed" if count else "no message was passed"
+    what = f"{count:,} messages were passed meanwhile" if count else "nothing was read meanwhile"
+    lost, judged = _lost(facts, known)
+    if lost:
+        what += f", and of the newest {judged:,} of {topic} {len(lost):,} are lost"
     words: list[object] = ["groups", "show", group]
     if passed:
-        queue_id, start, _ = passed[0]
-        place = ["--topic", topic, "--queue", queue_id, "--offset", start]
+        queue_id, offset = lost[-1] if lost else passed[0][:2]
+        place = ["--topic", topic, "--queue", queue_id, "--offset", offset]
         words = ["explain", *place, "--group", group]
     advice = None
     if count:
@@ -182,8 +195,7 @@ def _past(facts: ClusterFacts, known: HistoryOfBroker) -> Finding | None:
         group=group,
         topic=topic,
         broker=known.broker,
-        message=f"members of group {group} subscribed differently to {topic} {times}; {what} "
-        "meanwhile",
+        message=f"members of group {group} subscribed differently to {topic} {times}; {what}",
         evidence={
             "since": began,
             "until": until,
@@ -193,6 +205,8 @@ def _past(facts: ClusterFacts, known: HistoryOfBroker) -> Finding | None:
                 for queue_id, start, end in passed[:_SHOWN]
             ],
             "messages_passed": count,
+            "judged": judged,
+            "lost": [{"queue": queue_id, "offset": at} for queue_id, at in lost[:_SHOWN]],
             "changes": _changes(history, began),
         },
         command=command_line(facts.nameserver, *words),
@@ -223,6 +237,41 @@ def _passed(
                 if start < end:
                     ranges.append((queue_id, start, end))
     return _merged(ranges)
+
+
+def _lost(facts: ClusterFacts, known: HistoryOfBroker) -> tuple[list[tuple[int, int]], int]:
+    """Queues and offsets of sampled messages that were lost, and how many were judged."""
+    history, lost, judged = known.history, [], 0
+    group = facts.groups.get(history.group)
+    if group is None:
+        return [], 0
+    for one in facts.samples.get(history.topic, ()):
+        queue_id, ends = one.queue.queue_id, facts.ends(one.queue)
+        if one.queue.broker_name != known.broker or ends is None:
+            continue
+        message = MessageFacts(
+            topic=history.topic,
+            queue_id=queue_id,
+            offset=one.offset,
+            properties=one.properties,
+            stored=one.stored,
+        )
+        about = GroupFacts(
+            group=history.group,
+            online=group.is_online,
+            committed=group.committed.get(one.queue),
+            first_offset=ends.first,
+            end_offset=ends.end,
+            readings=history.readings(queue_id, one.offset),
+            moves=history.moves_of(queue_id),
+            first_read=history.first_read(queue_id),
+            complete_since=history.since,
+            unsaved_from=history.unsaved_from(queue_id, one.offset),
+        )
+        judged += 1
+        if judge(message, about).fate is Fate.LOST_TO_INCONSISTENCY:
+            lost.append((queue_id, one.offset))
+    return lost, judged
 
 
 def _queues(facts: ClusterFacts, topic: str) -> list[Any]:

@@ -108,8 +108,6 @@ class RequestCode(IntEnum):
     EXPLAIN_MESSAGE = 12310  # ours: the fate of a message for each group, as JSON
     GET_HISTORY = 12311  # ours: who read what by which filter, as JSON
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
-    GET_MATCHING_LAG = 12312  # ours: how many waiting messages a group's filter matches
-    GET_GROUP_RULES = 12314  # ours: policies, lanes and changes of filters
     GET_FILTER_VERDICTS = 12316  # ours: what filters said lately
 
 
