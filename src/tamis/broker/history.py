@@ -313,9 +313,11 @@ class Recorder:
         """A member came, went or subscribes differently; `before` is what it subscribed to. If it
         went, its subscriptions are empty by now."""
         after = member.subscriptions
-        for topic in {**before, **after}:
+        changed = [topic for topic, new in after.items() if _differs(before.get(topic), new)]
+        changed += [topic for topic in before if topic not in after]
+        for topic in changed:
             old, new = filter_of(before.get(topic)), filter_of(after.get(topic))
-            if old == new or _is_ignored(group.name, topic):
+            if _is_ignored(group.name, topic):
                 continue
             known = self._topic(group.name, topic)
             history = known.history
@@ -540,6 +542,16 @@ def undisturbed(read: Callable[[], T]) -> T:
             return read()
         except RuntimeError:  # one of them grew meanwhile
             continue
+
+
+def _differs(before: Subscription | None, after: Subscription) -> bool:
+    """Whether they filter differently; mostly only their versions differ."""
+    return (
+        before is None
+        or before.expression != after.expression
+        or before.expression_type != after.expression_type
+        or before.class_filter_mode != after.class_filter_mode
+    )
 
 
 def _is_done(move: Move, queue_id: int, after: int) -> bool:
