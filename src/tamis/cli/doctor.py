@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["doctor"]
 
 _COLOURS: Final = {"serious": "red", "warning": "yellow", "info": "cyan"}
+_MOST_LINES: Final = 4  # of one kind of evidence; --json has more
 _TIMES: Final = frozenset(["since", "until", "time", "newest", "recent_since", "dead_since"])
 
 
@@ -111,7 +112,9 @@ def _lines(name: str, value: Any) -> list[str]:
     if value is None or value == [] or value == {}:
         return []
     if isinstance(value, list) and isinstance(value[0], dict):
-        return [f"{label}: {_text(name, one)}" for one in value]
+        lines = [f"{label}: {_text(name, one)}" for one in value[:_MOST_LINES]]
+        more = len(value) - _MOST_LINES
+        return [*lines, f"{label}: and {more} more"] if more > 0 else lines
     return [f"{label}: {_text(name, value)}"]
 
 

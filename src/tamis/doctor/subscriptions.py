@@ -206,6 +206,7 @@ def _past(facts: ClusterFacts, known: HistoryOfBroker) -> Finding | None:
             ],
             "messages_passed": count,
             "judged": judged,
+            "lost_of_judged": len(lost),
             "lost": [{"queue": queue_id, "offset": at} for queue_id, at in lost[:_SHOWN]],
             "changes": _changes(history, began),
         },
