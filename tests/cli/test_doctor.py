@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from broker.running import Client
 
 from tamis.cli.main import main
 from tamis.client import Admin, ConsumerConfig, Message, Producer, PushConsumer
@@ -19,6 +20,7 @@ from tamis.client.config import ClientConfig
 from tamis.client.session import Session
 from tamis.testing import LocalCluster, LocalNameServer
 from tamis.wire import beans, bodies, headers
+from tamis.wire.bodies import Subscription
 
 PATIENCE = 20.0  # seconds
 
@@ -386,6 +388,23 @@ def test_a_queue_that_nobody_reads_is_found(cluster: LocalCluster, tamis: Tamis)
     assert done.code == 1
     [found] = [one for one in done.findings("queues-without-owner") if one["topic"] == topic]
     assert len(found["evidence"]["queues"]) == 2
+
+
+def test_a_member_that_does_not_answer_is_said_not_to_be_checked(
+    cluster: LocalCluster, tamis: Tamis
+) -> None:
+    async def look() -> Done:
+        topic, group = await made_topic(cluster, *tagged("a")), name("Group")
+        mute = await Client.connect(cluster.broker)
+        await mute.heartbeat(group, Subscription(topic=topic, expression="a"), client_id="mute")
+        done = await doctor(tamis, "--group", group, "--json", "--timeout", "3")
+        mute.peer.close()
+        return done
+
+    done = asyncio.run(look())
+    assert done.code == 0
+    [left] = [row for row in done.findings("not-checked") if "members" in row["message"]]
+    assert left["evidence"]["where"][0].startswith("mute of ")
 
 
 def test_a_broker_that_does_not_answer_is_a_finding(

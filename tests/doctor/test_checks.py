@@ -481,16 +481,38 @@ def test_members_that_are_refused_are_serious() -> None:
     assert "y disagrees with x" in finding.message
 
 
-@pytest.mark.parametrize(("age", "severity"), [(60, Severity.INFO), (7200, Severity.WARNING)])
-def test_a_change_of_a_filter_that_takes_long_is_a_warning(age: int, severity: Severity) -> None:
-    change = {
+def change(age: int) -> dict[str, Any]:
+    return {
         "topic": "orders",
         "old": {"kind": "TAG", "text": "a"},
         "new": {"kind": "SQL92", "text": "n > 1"},
         "cuts": {"0": 7},
         "made": NOW - age * 1000,
     }
-    finding = only(facts(rules=rules(cutovers=[change])), "filter-changes")
+
+
+def test_members_may_differ_while_their_filter_is_being_changed() -> None:
+    known = facts(group({"x": tags("a"), "y": sql("n > 1")}), rules=rules(cutovers=[change(60)]))
+    assert only(known, "inconsistent-subscriptions").severity is Severity.INFO
+    known.rules = rules(cutovers=[change(60) | {"topic": "other"}])
+    assert only(known, "inconsistent-subscriptions").severity is Severity.SERIOUS
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, [], {}, {"policy": "isolate", "hold_seconds": "long", "groups": []},
+     {"policy": "isolate", "hold_seconds": 1, "groups": [{"group": "g"}]},
+     {"policy": "isolate", "hold_seconds": 1, "groups": [1]}],
+)  # fmt: skip
+def test_rules_that_can_not_be_read_are_refused(answer: Any) -> None:
+    with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
+        BrokerRules.from_json(answer)
+
+
+@pytest.mark.parametrize(("age", "severity"), [(60, Severity.INFO), (7200, Severity.WARNING)])
+def test_a_change_of_a_filter_that_takes_long_is_a_warning(age: int, severity: Severity) -> None:
+    finding = only(facts(rules=rules(cutovers=[change(age)])), "filter-changes")
     assert (finding.severity, finding.evidence["cuts"]) == (severity, {"0": 7})
+    assert finding.mends is (severity is Severity.WARNING)
     assert finding.command is not None
-    assert finding.command.startswith("tamis groups filter g orders --cancel")
+    assert ("groups filter g orders --cancel" in finding.command) is finding.mends

@@ -8,7 +8,7 @@ from ..client.received import RETRY_PREFIX
 from ..wire.bodies import MessageQueue
 from .facts import ClusterFacts, Group
 from .findings import Finding, Severity, command_line
-from .rules import policy_of
+from .rules import are_served_apart
 
 __all__ = ["duplicate_client_ids", "queue_owners", "silent_brokers"]
 
@@ -81,7 +81,7 @@ def _owners(
             "that don't subscribe to the topic, have one client id, or don't reach a broker",
         )
     shared = [queue for queue in readable if len(owners[queue]) > 1]
-    if shared and policy_of(facts, group.name) != "isolate":
+    if shared and are_served_apart(facts, group.name, topic) is None:
         yield Finding(
             check="queues-with-several-owners",
             severity=Severity.WARNING,

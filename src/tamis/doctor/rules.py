@@ -7,7 +7,7 @@ from typing import Final
 from .facts import ClusterFacts
 from .findings import Finding, Severity, command_line
 
-__all__ = ["filter_changes", "held_lanes", "policy_of", "refused_members"]
+__all__ = ["are_served_apart", "filter_changes", "held_lanes", "policy_of", "refused_members"]
 
 _LONG: Final = 3_600_000  # milliseconds: a change of a filter that takes longer is stuck
 _POLICIES: Final = ("rocketmq", "reject", "isolate")  # what promises least comes first
@@ -25,6 +25,19 @@ def policy_of(facts: ClusterFacts, group: str) -> str | None:
     if not policies or any(policy not in _POLICIES for policy in policies):
         return None
     return min(policies, key=_POLICIES.index)
+
+
+def are_served_apart(facts: ClusterFacts, group: str, topic: str) -> str | None:
+    """Return why members of the group that disagree on the topic lose nothing, or None."""
+    if policy_of(facts, group) == "isolate":
+        return "its policy is isolate, so each is served by its own"
+    known = [facts.rules.get(broker) for broker in facts.brokers]
+    groups = [rules.groups.get(group) if rules is not None else None for rules in known]
+    if groups and all(
+        one is not None and any(change.topic == topic for change in one.changes) for one in groups
+    ):
+        return "its filter is being changed, and each is served by its own until that is over"
+    return None
 
 
 def held_lanes(facts: ClusterFacts) -> Iterator[Finding]:
@@ -82,6 +95,7 @@ def filter_changes(facts: ClusterFacts) -> Iterator[Finding]:
             for one in group.changes:
                 is_stuck = facts.now - one.made > _LONG
                 minutes = (facts.now - one.made) // 60_000
+                words = ["filter", name, one.topic, "--cancel"] if is_stuck else ["rules", name]
                 yield Finding(
                     check="filter-changes",
                     severity=Severity.WARNING if is_stuck else Severity.INFO,
@@ -91,10 +105,9 @@ def filter_changes(facts: ClusterFacts) -> Iterator[Finding]:
                     message=f"group {name} on {one.topic}: the change from {one.old} to {one.new} "
                     + (f"is not over after {minutes:,} minutes" if is_stuck else "is under way"),
                     evidence={"cuts": one.cuts, "since": one.made},
-                    command=command_line(
-                        facts.nameserver, "groups", "filter", name, one.topic, "--cancel"
-                    ),
+                    command=command_line(facts.nameserver, "groups", *words),
                     mends=is_stuck,
                     advice="it is over when the group has read all before the cut, for which "
-                    "members with the old filter are needed; the command takes the change back",
+                    "members with the old filter are needed"
+                    + ("; the command takes the change back" if is_stuck else ""),
                 )

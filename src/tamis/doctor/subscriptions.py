@@ -19,7 +19,7 @@ from ..fate import (
 from ..wire.bodies import Subscription
 from .facts import ClusterFacts, Group, HistoryOfBroker, canonical, filter_of
 from .findings import Finding, Severity, command_line
-from .rules import policy_of
+from .rules import are_served_apart, policy_of
 
 __all__ = ["broker_filters", "inconsistent_subscriptions", "past_inconsistencies"]
 
@@ -76,13 +76,14 @@ def _inconsistency(facts: ClusterFacts, group: Group, topic: str, said: _Said) -
     if policy is not None:
         evidence["policy"] = policy
     advice = "give all members the same subscription, or those that differ a group of their own"
-    if policy == "isolate":
+    reason = are_served_apart(facts, group.name, topic)
+    if reason is not None:
         return Finding(
             check="inconsistent-subscriptions",
             severity=Severity.INFO,
             group=group.name,
             topic=topic,
-            message=f"{message}; its policy is isolate, so each is served by its own",
+            message=f"{message}; {reason}",
             evidence=evidence,
             command=command_line(facts.nameserver, "groups", "show", group.name),
             advice=advice,
@@ -126,8 +127,8 @@ def broker_filters(facts: ClusterFacts) -> Iterator[Finding]:
         for topic in sorted(group.topics() - {retry_topic(group.name)}):
             said = _said(group, topic)
             in_force = _in_force(group, topic)
-            if len(said) > 1 or policy_of(facts, group.name) == "isolate":
-                continue  # told of already, or no difference
+            if len(said) > 1 or are_served_apart(facts, group.name, topic) is not None:
+                continue  # told of already, or the broker does not filter by what it tells
             texts = {*said, *in_force.values()}
             if len(texts) < 2:
                 continue
