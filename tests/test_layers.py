@@ -137,7 +137,7 @@ def test_a_light_command_loads_no_heavy_library(arguments: list[str]) -> None:
 
 def test_the_client_loads_no_heavy_library_before_it_is_asked_for_batches() -> None:
     program = (
-        "import sys, tamis.client, tamis.client.blocking, tamis.client.compat\n"
+        "import sys, tamis.client, tamis.client.blocking, tamis.client.compat, tamis.doctor\n"
         f"print([m for m in {list(HEAVY)!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

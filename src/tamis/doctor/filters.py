@@ -157,7 +157,7 @@ def _failing(facts: ClusterFacts, row: VerdictRow) -> Finding:
             "latest": [{"queue": queue, "offset": at} for queue, at in row.samples],
         },
         command=command_line(facts.nameserver, *words),
-        advice="guard what can't be compared, as in: a IS NOT NULL AND a > 5",
+        advice="exclude first what can't be compared, as in: a <> 'none' AND a > 5",
     )
 
 
@@ -188,7 +188,7 @@ def _failing_on_sample(facts: ClusterFacts, group: str, topic: str, by: Filter) 
             ],
         },
         command=command_line(facts.nameserver, "explain", *place, "--group", group),
-        advice="guard what can't be compared, as in: a IS NOT NULL AND a > 5",
+        advice="exclude first what can't be compared, as in: a <> 'none' AND a > 5",
     )
 
 
