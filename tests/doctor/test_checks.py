@@ -127,6 +127,15 @@ def test_a_member_that_does_not_tell_is_not_taken_for_one_that_differs() -> None
     assert found(facts(one), "inconsistent-subscriptions") == []
 
 
+def test_of_a_member_that_does_not_tell_the_broker_knows_what_it_heard() -> None:
+    one = group({"x": tags("a"), "y": tags("b")})
+    one.members[1].subscriptions = None
+    known = facts(one)
+    known.histories = [history(DIFFERED)]
+    finding = only(known, "inconsistent-subscriptions")
+    assert finding.evidence["members"] == {"tags 'a'": ["x"], "tags 'b'": ["y"]}
+
+
 def test_a_broker_that_filters_by_something_else_is_serious() -> None:
     known = facts(group({"x": tags("a")}, in_force=tags("b")))
     finding = only(known, "broker-filters")

@@ -1,5 +1,5 @@
-"""`tamis doctor` on RocketMQ 4.9.4 with the Java client in it: what can be learnt over the wire is
-found, and what can't is said."""
+"""`tamis doctor` on RocketMQ 4.9.4 and 5.3.3 with the Java client in it: what can be learnt over
+the wire is found, and what can't is said."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from interop.cluster import ApacheCluster, apache_cluster
-from interop.javaclient import JavaClient, wait_for
+from interop.javaclient import LINES, JavaClient, wait_for
 
 UPDATE_OFFSET = 15  # requests
 PATIENCE = 90.0  # seconds
@@ -64,14 +64,17 @@ class Ward:
         return topic
 
 
-@pytest.fixture(scope="module")
-def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
-    store = tmp_path_factory.mktemp("doctor") / "store"
+@pytest.fixture(scope="module", params=LINES)
+def ward(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ward]:
+    store, line = tmp_path_factory.mktemp("doctor") / "store", request.param
+    haste: dict[str, object] = {"longPollingEnable": False, "shortPollingTimeMills": 500}
     with (
-        apache_cluster(store, line="4.9", longPollingEnable=False, shortPollingTimeMills=500) as it,
-        JavaClient("4.9", it.nameserver) as java,
+        apache_cluster(store, line=line, **haste) as cluster,
+        JavaClient(line, cluster.nameserver) as java,
     ):
-        yield Ward(it, java)
+        yield Ward(cluster, java)
 
 
 def test_a_healthy_group_has_no_findings_and_what_was_not_checked_is_said(ward: Ward) -> None:

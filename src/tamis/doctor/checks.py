@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from .expressions import collisions, lint
 from .facts import ClusterFacts
-from .filters import collisions, dead_filters, failing_filters, idle_filters, lint
+from .filters import dead_filters, failing_filters, idle_filters
 from .findings import Finding, Severity
 from .members import duplicate_client_ids, queue_owners, silent_brokers
+from .past import past_inconsistencies
 from .progress import (
     dead_letters,
     expired_messages,
@@ -16,7 +18,7 @@ from .progress import (
     stale_offsets,
 )
 from .rules import filter_changes, held_lanes, refused_members
-from .subscriptions import broker_filters, inconsistent_subscriptions, past_inconsistencies
+from .subscriptions import broker_filters, inconsistent_subscriptions
 
 __all__ = ["CHECKS", "examine"]
 

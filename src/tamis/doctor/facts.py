@@ -195,6 +195,14 @@ class ClusterFacts:
     samples: dict[str, list[SampledMessage]] = field(default_factory=dict)  # by topic
     unchecked: list[Unchecked] = field(default_factory=list)
 
+    def live_filters(self) -> Iterator[tuple[Group, str, Filter]]:
+        """Yield groups, topics and the filters that are in use there, other than `*`."""
+        for group in self.groups.values():
+            for topic in sorted(group.topics()):
+                for by in sorted(group.filters(topic), key=str):
+                    if not by.matches_all:
+                        yield group, topic, by
+
     def ends(self, queue: MessageQueue) -> QueueEnds | None:
         topic = self.topics.get(queue.topic)
         return None if topic is None else topic.queues.get(queue)

@@ -7,10 +7,7 @@ A server that does not answer, or does not know a request, is noted and the rest
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
-
-import orjson
+from typing import Final, TypeVar
 
 from ..client import cluster
 from ..client.config import ClientConfig
@@ -19,7 +16,6 @@ from ..client.reports import is_system_group
 from ..client.routes import read_queues
 from ..client.session import Session
 from ..errors import ConsumerOffline, Error, GroupNotFound, ResponseError, TopicNotFound
-from ..fate import History
 from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue
 from ..wire.codes import RequestCode, ResponseCode, version_name
@@ -27,16 +23,15 @@ from .facts import (
     Broker,
     ClusterFacts,
     Group,
-    HistoryOfBroker,
     Member,
     QueueEnds,
     Topic,
     Unchecked,
-    VerdictRow,
 )
 from .members import duplicate_client_ids, queue_owners
-from .policies import BrokerRules
 from .sampling import sample
+from .subscriptions import broker_filters
+from .tamis_brokers import FAILURES, UNREADABLE, ask_tamis
 
 __all__ = ["gather"]
 
@@ -46,26 +41,6 @@ _DEFAULTS: Final = ClientConfig(timeout=5.0)
 _AT_ONCE: Final = 16  # requests
 _MOST_MEMBERS: Final = 2000  # that are asked about themselves
 _MEMBER_TIMEOUT: Final = 6.0  # seconds; the broker has to ask the member first
-_HISTORY: Final = RequestCode.GET_HISTORY
-_MATCHING_LAG: Final = 12312
-_GROUP_RULES: Final = 12314
-# Of requests and answers: a peer may answer with anything.
-_UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError)
-_FAILURES: Final = (Error, ConnectionError, TimeoutError, *_UNREADABLE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfReader(headers.Header):
-    consumer_group: str | None = None
-
-
-class _OfTamis(NamedTuple):
-    """A request that only brokers of ours know, and what is done with its answer."""
-
-    what: str
-    code: int
-    header: headers.Header
-    add: Callable[[str, Any], None]
 
 
 async def gather(
@@ -111,7 +86,7 @@ class _Gathering:
             )
         await self._each(self.facts.groups.values(), self._find_connections)
         await self._ask_members(self.facts.groups.values())
-        await self._ask_tamis()
+        await ask_tamis(self.facts, list(self._masters), self._only, self._ask, self._note)
         await self._each(self._topics_of_interest(), self._find_ends)
         if self._settle and (unsettled := self._unsettled()):
             await asyncio.sleep(min(self._settle, self._left()))
@@ -164,7 +139,7 @@ class _Gathering:
         )
         if is_unknown:
             reason = "only Tamis brokers of this version tell"
-        elif isinstance(error, _UNREADABLE) and not isinstance(error, Error):
+        elif isinstance(error, UNREADABLE) and not isinstance(error, Error):
             reason = f"the answer can't be read: {error}"
         else:
             reason = str(error) or "no answer in time"
@@ -193,7 +168,7 @@ class _Gathering:
                         if self._is_wanted(group):
                             self._group(group).brokers.append(name)
                     error = None
-                except _FAILURES as failure:
+                except FAILURES as failure:
                     del self._masters[name]
                     error = str(failure) or "no answer in time"
             self.facts.brokers[name] = Broker(name=name, address=address, error=error)
@@ -215,7 +190,7 @@ class _Gathering:
             try:
                 body = await self._ask(broker, RequestCode.GET_ALL_CONSUMER_OFFSET)
                 offsets = beans.decode(bodies.OffsetWrapper, body).offsets
-            except _FAILURES as error:
+            except FAILURES as error:
                 self._note("offsets", broker, error)
                 return
             for key, queues in offsets.items():
@@ -239,7 +214,7 @@ class _Gathering:
                 return beans.decode(bodies.ConsumerConnection, body)
             except ConsumerOffline:
                 return None
-            except _FAILURES as error:
+            except FAILURES as error:
                 self._note("members", f"{group.name} at {broker}", error)
                 return None
 
@@ -280,7 +255,7 @@ class _Gathering:
         try:
             body = await self._ask(broker, header, timeout=_MEMBER_TIMEOUT)
             info = beans.decode(bodies.RunningInfo, body)
-        except _FAILURES as error:
+        except FAILURES as error:
             member.error = str(error) or "no answer in time"
             return
         member.subscriptions = {one.topic: one for one in info.subscriptions}
@@ -305,7 +280,7 @@ class _Gathering:
             found = await self._limited(route)
         except TopicNotFound:
             return
-        except _FAILURES as error:
+        except FAILURES as error:
             self._note("topics", name, error)
             return
         topic.readable = read_queues(name, found)
@@ -315,7 +290,7 @@ class _Gathering:
             try:
                 body = await self._ask(broker, header, code=code)
                 stats = beans.decode(bodies.TopicStats, body).queues
-            except _FAILURES as error:
+            except FAILURES as error:
                 self._note("topics", f"{name} at {broker}", error)
                 continue
             topic.queues |= {
@@ -329,56 +304,6 @@ class _Gathering:
 
     def _unsettled(self) -> list[Group]:
         """Groups that are perhaps being rebalanced now."""
-        names = {
-            one.group for one in (*queue_owners(self.facts), *duplicate_client_ids(self.facts))
-        }
+        checks = (queue_owners, duplicate_client_ids, broker_filters)
+        names = {finding.group for check in checks for finding in check(self.facts)}
         return [group for name, group in self.facts.groups.items() if name in names]
-
-    # What only Tamis's brokers tell
-
-    async def _ask_tamis(self) -> None:
-        group = headers.OfAnyGroup(group=self._only)
-        requests: tuple[_OfTamis, ...] = (
-            _OfTamis(
-                "what filters said of messages in the past",
-                *(RequestCode.GET_FILTER_VERDICTS, group, self._add_verdicts),
-            ),
-            _OfTamis("subscriptions in the past", _HISTORY, group, self._add_history),
-            _OfTamis(
-                "how many waiting messages match",
-                *(_MATCHING_LAG, _OfReader(consumer_group=self._only), self._add_matching_lag),
-            ),
-            _OfTamis(
-                "policies, lanes and changes of filters", _GROUP_RULES, group, self._add_rules
-            ),
-        )
-
-        async def ask(asked: tuple[str, _OfTamis]) -> None:
-            broker, request = asked
-            try:
-                body = await self._ask(broker, request.header, code=request.code)
-                request.add(broker, orjson.loads(body))
-            except _FAILURES as error:
-                self._note(request.what, broker, error)
-
-        await self._each([(b, request) for b in self._masters for request in requests], ask)
-
-    def _add_verdicts(self, broker: str, answer: Any) -> None:
-        self.facts.verdicts += [VerdictRow.from_json(broker, row) for row in answer]
-
-    def _add_history(self, broker: str, answer: Any) -> None:
-        known = History.from_json(answer).groups.values()
-        self.facts.histories += [
-            HistoryOfBroker(broker=broker, history=one)
-            for one in known
-            if self._is_wanted(one.group)
-        ]
-
-    def _add_matching_lag(self, broker: str, answer: Any) -> None:
-        for row in answer:
-            if (lag := row["matching_lag"]) is not None and row["is_complete"]:
-                queue = MessageQueue(str(row["topic"]), broker, int(row["queue"]))
-                self.facts.matching_lag[str(row["group"]), queue] = int(lag)
-
-    def _add_rules(self, broker: str, answer: Any) -> None:
-        self.facts.rules[broker] = BrokerRules.from_json(answer)
