@@ -442,19 +442,6 @@ def test_no_name_server_is_one_line_and_exit_1(
     assert "127.0.0.1:1" in done.stderr
 
 
-def test_a_name_server_without_brokers_is_one_line_and_exit_1(
-    tamis: Tamis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LocalNameServer() as server:
-        monkeypatch.setenv("NAMESRV_ADDR", server.nameserver)
-        done = tamis("doctor", "--json")
-    assert (done.code, done.stdout) == (1, "")
-    assert (
-        done.stderr
-        == f"tamis: the name server {server.nameserver} knows no broker: is one running?\n"
-    )
-
-
 def test_a_group_that_nobody_knows_is_one_line_and_exit_1(tamis: Tamis) -> None:
     done = tamis("doctor", "--group", "nobody")
     assert (done.code, done.stdout) == (1, "")

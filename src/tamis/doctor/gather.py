@@ -152,7 +152,10 @@ class _Gathering:
         found = await cluster.brokers(self._session)
         if not found:
             where = self._session.nameserver
-            raise Error(f"the name server {where} knows no broker: is one running?")
+            raise Error(
+                f"no broker is registered with the name server {where}: start a broker (tamis "
+                f"broker --nameserver {where}), or wait for it to come back"
+            )
         by_name: dict[str, str | None] = {one.name: None for one in found}
         by_name |= {one.name: one.address for one in found if one.is_master}
 
