@@ -3,7 +3,7 @@
     .venv/bin/python examples/lost/run.py [--policy rocketmq|reject|isolate] [--without-spark]
 
 The story of docs/lost-messages.md, on a cluster of its own: what the members get, what `tamis
-explain` and `tamis doctor` say of the rest, an audit of all messages, and a replay of the lost ones.
+explain` and `tamis doctor` say of the rest, an audit of all messages, a replay of the lost ones.
 """
 
 import argparse
