@@ -106,6 +106,8 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352  # likewise
     LITE_PULL_MESSAGE = 361  # 5.x lite pull consumers; as PULL_MESSAGE
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
+    GET_MATCHING_LAG = 12312  # ours: exact lag of groups, as JSON
+    JUDGE_RANGE = 12320  # ours: what a filter server's class says of some messages, as JSON
 
 
 class ResponseCode(IntEnum):
