@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from strategies import expressions, messages
+
 from tamis.broker.lag import BLOCK, Lags, QueueLag
 from tamis.broker.readers import Reader, ReaderFilter
 from tamis.filter import parse

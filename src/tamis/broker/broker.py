@@ -37,12 +37,14 @@ from .handlers.pull import Puller
 from .handlers.send import Sender, born_host
 from .holds import Holds
 from .intake import Intake
+from .lag import Lags
 from .latency import Latency
 from .locks import Locks
 from .members import Consumers, Producers
 from .offsets import Offsets
 from .queueing import Queueing
 from .quotas import Quotas
+from .readers import Readers
 from .registration import Registrar
 from .saving import Saver
 from .stats import Stats
@@ -146,6 +148,10 @@ class Broker:
         self.filters = Filters(folder, bloom, lambda: max(now(), store.last_time / 1000))
         self.quotas = self.topics.quotas = self.groups.quotas = Quotas(self.settings, self._clock)
         self.consumers, self.producers = Consumers(), Producers()
+        self.lags = Lags(store)
+        self.readers = Readers(
+            self.settings, store, self.topics, self.consumers, self.offsets, self.filters
+        )
         self.notices = Notices(self.settings, self.groups, self.server.work)
         self._departed: asyncio.Queue[Peer] = asyncio.Queue()
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()

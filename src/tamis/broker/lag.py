@@ -1,4 +1,4 @@
-"""Exact lag: how many messages that its filter matches a group has before it, and the first of them.
+"""Exact lag: how many messages that match its filter a group has before it, and the first one.
 
 Matches are counted in blocks of a queue, for all filters that need a block in one pass, and the
 counts are remembered: the next question looks only at what came since. Where a group stands within
@@ -24,7 +24,7 @@ from ..store.store import Store
 from .handlers.queries import store_time
 from .readers import Reader, ReaderFilter
 
-__all__ = ["BLOCK", "Lags", "QueueLag"]
+__all__ = ["BLOCK", "Lags", "QueueLag", "TotalLag", "totals"]
 
 BLOCK: Final = 16_384  # messages whose count is remembered as one number
 _UNKNOWN: Final = -1
@@ -80,6 +80,32 @@ class QueueLag:
             "filter": None if by is None else {"type": by.kind, "expression": by.text},
             "reason": self.reason or None,
         }
+
+
+@dataclass(slots=True)
+class TotalLag:
+    """Of a group in all queues of a topic."""
+
+    lag: int = 0
+    matching: int | None = 0  # None if it is not known of some queue
+    oldest: int | None = None  # when the first match of any queue was stored, in milliseconds
+
+
+def totals(rows: Iterable[QueueLag]) -> dict[tuple[str, str], TotalLag]:
+    """By group and topic. A group that commits no offsets has none."""
+    made: dict[tuple[str, str], TotalLag] = {}
+    for row in rows:
+        if row.lag is None:
+            continue
+        total = made.setdefault((row.group, row.topic), TotalLag())
+        total.lag += row.lag
+        if total.matching is not None and row.matching_lag is not None and row.is_complete:
+            total.matching += row.matching_lag
+        else:
+            total.matching = None
+        if row.next_match_stored is not None:
+            total.oldest = min(row.next_match_stored, total.oldest or row.next_match_stored)
+    return made
 
 
 @dataclass(slots=True)
@@ -267,7 +293,9 @@ class Lags:
             if _UNKNOWN in counts:
                 for at, count in enumerate(counts, first):
                     if count == _UNKNOWN:
-                        missing.setdefault((at * self._block, (at + 1) * self._block), []).append(name)
+                        missing.setdefault((at * self._block, (at + 1) * self._block), []).append(
+                            name
+                        )
             if counted.tail_end < last * self._block:
                 counted.tail_end, counted.tail = last * self._block, 0
             if counted.tail_end < end:
@@ -368,9 +396,7 @@ class Lags:
             return counted.tail if counted.tail_end == end else _UNKNOWN
         # somebody else asked later, and has been faster
         start = end - end % self._block
-        matches = yield from self._matches(
-            counted, queue, by, start, end, deadline, is_whole=True
-        )
+        matches = yield from self._matches(counted, queue, by, start, end, deadline, is_whole=True)
         return len(matches) if matches is not None else _UNKNOWN
 
     def _first_match(
