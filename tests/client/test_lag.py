@@ -55,10 +55,10 @@ async def lag_of(cluster: Cluster, group: str, topic: str) -> MatchingLag:
 async def member_lag(cluster: Cluster, offset: int, **filters: Any) -> MatchingLag:
     """Of a group with one member, which consumes nothing, and twenty messages."""
     topic, group = await filled(cluster), cluster.name("Group")
-    consumer = cluster.consumer(group)
+    await commit(cluster, group, topic, offset)
+    consumer = cluster.consumer(group, commit_interval=600.0)
     consumer.subscribe(topic, **filters)
     async with consumer, Admin(cluster.nameserver) as admin:
-        await commit(cluster, group, topic, offset)
         async with asyncio.timeout(20):
             while not (await admin.group(group)).is_online:
                 await asyncio.sleep(0.05)
@@ -138,10 +138,10 @@ async def test_code_is_judged_by_a_filter_server_and_else_not_known() -> None:
         async with serving(local.broker) as server:
             await until(lambda: server.registration.is_registered, lambda: server.registration)
             topic, group = await filled(cluster), cluster.name("Group")
-            consumer = cluster.consumer(group)
+            await commit(cluster, group, topic, 5)
+            consumer = cluster.consumer(group, commit_interval=600.0)
             consumer.subscribe(topic, code=EVEN)
             async with consumer:
-                await commit(cluster, group, topic, 5)
                 async with asyncio.timeout(20):
                     while (row := await lag_of(cluster, group, topic)).matching_lag is None:
                         assert "filter" in row.reason
