@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -278,6 +279,47 @@ def test_memory_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
         for row in lags.count(readers, FOREVER):
             check(store, row, number if row.queue == 0 else 0)
         assert lags.size <= 20_000
+
+
+@pytest.mark.parametrize("memory", [0, 5000, 10**9])
+@pytest.mark.parametrize("seed", range(4))
+def test_questions_at_the_same_time_do_not_confuse_each_other(
+    seed: int, memory: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is exact for the ends it saw, or says that it is not complete."""
+    from tamis.broker import lag
+
+    monkeypatch.setattr(lag, "_MOST_MEMORY", memory)
+    monkeypatch.setattr(lag, "_UNCHECKED", 1)
+    rng = random.Random(seed)
+    lags, asked = Lags(store, block=20), list[Any]()
+    complete = 0
+    for _ in range(300):
+        if len(asked) < 3:
+            grow(store, rng.randrange(60), rng)
+            start = rng.randrange(store.queue("T", 0).max_offset + 1)
+            wanted = rng.sample(FILTERS, 4)
+            readers = [Reader(f"g{n}", "T", (0,), {0: start}, by) for n, by in enumerate(wanted)]
+            asked.append(lags.steps(readers))
+        if rng.random() < 0.02:
+            store.clean()
+        steps = rng.choice(asked)
+        try:
+            next(steps)
+        except StopIteration as over:
+            asked.remove(steps)
+            for row in over.value:
+                found = plain_matches(store, 0, row.committed, row.filter)
+                matches = [offset for offset in found if offset < row.end]
+                gone = store.queue("T", 0).min_offset > row.committed
+                if gone:
+                    continue  # since it began: it may have counted those
+                assert row.matching_lag <= len(matches)
+                if row.is_complete:
+                    complete += 1
+                    assert row.matching_lag == len(matches)
+                    assert row.next_match_offset == (matches[0] if matches else None)
+    assert complete > 20
 
 
 def test_a_block_is_small_enough_for_its_matches() -> None:

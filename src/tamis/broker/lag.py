@@ -8,11 +8,10 @@ nothing. What the groups are and by what they filter is `readers`'s part.
 
 import threading
 import time
-from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ..store.commitlog import Queue
@@ -21,15 +20,14 @@ from ..store.counting import FilterSet
 from ..store.format import UNIT_SIZE
 from ..store.select import QueueReader, Wanted
 from ..store.store import Store
+from .blockcounts import UNKNOWN, BlockCounts, Matches
 from .handlers.queries import store_time
 from .readers import Reader, ReaderFilter
 
 __all__ = ["BLOCK", "Lags", "QueueLag", "TotalLag", "totals"]
 
 BLOCK: Final = 16_384  # messages whose count is remembered as one number
-_UNKNOWN: Final = -1
 _MOST_MEMORY: Final = 64 * 2**20  # bytes of what is remembered
-_ENTRY_SIZE: Final = 600  # bytes of what is remembered of a filter and queue, besides counts
 _MOST_HEADS: Final = 8  # blocks of a filter and queue whose matches are remembered
 _MOST_TOGETHER: Final = 128  # filters of one pass: a block takes a few hundredths of a second
 _UNCHECKED: Final = 256  # filters and queues more, before memory is looked at again
@@ -109,57 +107,6 @@ def totals(rows: Iterable[QueueLag]) -> dict[tuple[str, str], TotalLag]:
 
 
 @dataclass(slots=True)
-class _Matches:
-    """The matches of a part of a block."""
-
-    low: int
-    high: int
-    offsets: "array[int]" = field(default_factory=lambda: array("H"))  # from the block's first
-
-
-@dataclass(slots=True)
-class _Counted:
-    """What is known of a filter in a queue: the matches of each block from number `first` on, and
-    of the last one, which is not full, up to `tail_end`."""
-
-    queue: ConsumeQueue
-    first: int = 0
-    counts: "array[int]" = field(default_factory=lambda: array("i"))
-    tail_end: int = 0
-    tail: int = 0
-    heads: OrderedDict[int, _Matches] = field(default_factory=OrderedDict)  # by block
-
-    @property
-    def size(self) -> int:
-        """In memory, about."""
-        heads = sum(200 + 2 * len(one.offsets) for one in self.heads.values())
-        return _ENTRY_SIZE + 4 * len(self.counts) + heads
-
-    def of(self, block: int) -> int:
-        at = block - self.first
-        return self.counts[at] if 0 <= at < len(self.counts) else _UNKNOWN
-
-    def slice(self, first: int, last: int) -> "array[int]":
-        """The counts of some blocks, which must have been made room for."""
-        return self.counts[first - self.first : last - self.first]
-
-    def make_room(self, oldest: int, first: int, last: int) -> None:
-        """For the counts of blocks from `first` up to `last`. Those before `oldest` are forgotten:
-        their messages are gone."""
-        if not self.counts:
-            self.first = first
-        elif first < self.first:
-            self.counts = array("i", [_UNKNOWN]) * (self.first - first) + self.counts
-            self.first = first
-        elif oldest > self.first:
-            del self.counts[: oldest - self.first]
-            self.first = oldest if self.counts else first
-        missing = last - self.first - len(self.counts)
-        if missing > 0:
-            self.counts.extend(array("i", [_UNKNOWN]) * missing)
-
-
-@dataclass(slots=True)
 class _Place:
     """Where a reader stands in a queue."""
 
@@ -180,7 +127,7 @@ class Lags:
         self._store = store
         self._block = block
         self._clock = clock
-        self._counted: OrderedDict[tuple[Hashable, Queue], _Counted] = OrderedDict()
+        self._counted: OrderedDict[tuple[Hashable, Queue], BlockCounts] = OrderedDict()
         self._sets: OrderedDict[tuple[Hashable, ...], FilterSet] = OrderedDict()
         self._checked = 0  # how many there were when memory was looked at
         self.lock = threading.Lock()
@@ -290,9 +237,9 @@ class Lags:
             counted = self._entry(name, key, queue)
             counted.make_room(oldest, first, last)
             counts = counted.slice(first, last)
-            if _UNKNOWN in counts:
+            if UNKNOWN in counts:
                 for at, count in enumerate(counts, first):
-                    if count == _UNKNOWN:
+                    if count == UNKNOWN:
                         missing.setdefault((at * self._block, (at + 1) * self._block), []).append(
                             name
                         )
@@ -377,7 +324,7 @@ class Lags:
                     counted, queue, place, counts, end, deadline
                 )
                 is_complete = next_match is not None or not total
-            is_complete = is_complete and _UNKNOWN not in counts
+            is_complete = is_complete and UNKNOWN not in counts
         stored = -1 if next_match is None else store_time(self._store, queue, next_match)
         return replace(
             row,
@@ -389,19 +336,19 @@ class Lags:
         )
 
     def _tail(
-        self, counted: _Counted, queue: ConsumeQueue, by: ReaderFilter, end: int, deadline: float
+        self, counted: BlockCounts, queue: ConsumeQueue, by: ReaderFilter, end: int, deadline: float
     ) -> Generator[None, None, int]:
         """Return how many match in the last block, up to `end`."""
         if counted.tail_end <= end:
-            return counted.tail if counted.tail_end == end else _UNKNOWN
+            return counted.tail if counted.tail_end == end else UNKNOWN
         # somebody else asked later, and has been faster
         start = end - end % self._block
         matches = yield from self._matches(counted, queue, by, start, end, deadline, is_whole=True)
-        return len(matches) if matches is not None else _UNKNOWN
+        return len(matches) if matches is not None else UNKNOWN
 
     def _first_match(
         self,
-        counted: _Counted,
+        counted: BlockCounts,
         queue: ConsumeQueue,
         place: _Place,
         counts: list[int],
@@ -411,7 +358,7 @@ class Lags:
         """Return the offset of the first match in these blocks; None if there is none, or if it is
         not known."""
         at = next((at for at, count in enumerate(counts) if count), None)
-        if at is None or counts[at] == _UNKNOWN:
+        if at is None or counts[at] == UNKNOWN:
             return None
         start = (place.first + at) * self._block
         stop = min(start + self._block, end)
@@ -422,7 +369,7 @@ class Lags:
 
     def _matches(
         self,
-        counted: _Counted,
+        counted: BlockCounts,
         queue: ConsumeQueue,
         by: ReaderFilter,
         start: int,
@@ -436,7 +383,7 @@ class Lags:
         block = start // self._block
         known = counted.heads.get(block)
         if known is None or not known.low <= start <= known.high:
-            known = counted.heads[block] = _Matches(start, start)
+            known = counted.heads[block] = Matches(start, start)
         counted.heads.move_to_end(block)
         if len(counted.heads) > _MOST_HEADS:
             counted.heads.popitem(last=False)
@@ -458,10 +405,10 @@ class Lags:
 
     # What is remembered.
 
-    def _entry(self, name: Hashable, key: Queue, queue: ConsumeQueue) -> _Counted:
+    def _entry(self, name: Hashable, key: Queue, queue: ConsumeQueue) -> BlockCounts:
         counted = self._counted.get((name, key))
         if counted is None or counted.queue is not queue:
-            counted = self._counted[name, key] = _Counted(queue)
+            counted = self._counted[name, key] = BlockCounts(queue)
         self._counted.move_to_end((name, key))
         return counted
 
