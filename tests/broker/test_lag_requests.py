@@ -10,6 +10,9 @@ from broker.running import Client, run, running
 
 from tamis.broker.broker import Broker
 from tamis.broker.handlers import lag as handler
+from tamis.broker.lag import totals
+from tamis.broker.readers import Reader, ReaderFilter
+from tamis.filter.tags import parse_tags
 from tamis.wire import properties
 from tamis.wire.bodies import MessageModel, Subscription
 from tamis.wire.codes import RequestCode, ResponseCode
@@ -97,6 +100,31 @@ def test_a_retry_is_for_everybody_of_the_group_and_filters_of_the_gone_are_looke
             assert (row["matching_lag"], row["filter"]["expression"]) == (3, "a || b")
 
     run(scene())
+
+
+def test_the_lanes_of_a_divided_group_are_counted_each_by_its_own_filter(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (broker, client):
+            for number in range(10):
+                await client.send("T", tags="ab"[number % 2], queue_id=0)
+            await commit(client, "g", "T", 2)
+            broker.readers.lanes = lambda group, topic, queues: [
+                Reader(group, topic, queues, {0: at}, by_tags(tag), lane=tag)
+                for tag, at in (("a", 2), ("b", 6))
+            ]
+            rows = [row for row in await ask(client, topic="T") if row["queue"] == 0]
+            told = {
+                row["lane"]: (row["committed"], row["lag"], row["matching_lag"]) for row in rows
+            }
+            assert told == {"a": (2, 8, 4), "b": (6, 4, 2)}
+            [total] = totals(broker.lags.count(broker.readers.listed("g", "T"), 10.0)).values()
+            assert (total.lag, total.matching) == (8, None)
+
+    run(scene())
+
+
+def by_tags(text: str) -> ReaderFilter:
+    return ReaderFilter("TAG", text, parse_tags(text))
 
 
 def test_too_much_at_once_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ def test_the_lag_is_listed_by_queue(cluster: LocalCluster) -> None:
             "topic": topic,
             "broker": "broker-a",
             "queue": 0,
+            "lane": None,
             "committed": 2,
             "end": 12,
             "lag": 10,

@@ -56,6 +56,7 @@ class QueueLag:
     next_match_stored: int | None = None  # milliseconds
     is_complete: bool = False
     reason: str = ""
+    lane: str = ""
 
     @property
     def lag(self) -> int | None:
@@ -68,6 +69,7 @@ class QueueLag:
             "group": self.group,
             "topic": self.topic,
             "queue": self.queue,
+            "lane": self.lane or None,
             "committed": self.committed,
             "end": self.end,
             "lag": self.lag,
@@ -90,15 +92,21 @@ class TotalLag:
 
 
 def totals(rows: Iterable[QueueLag]) -> dict[tuple[str, str], TotalLag]:
-    """By group and topic. A group that commits no offsets has none."""
+    """By group and topic. A group that commits no offsets has none. Of a group in lanes the lag is
+    that of the last of them, and how many messages match is not known: several may want one."""
     made: dict[tuple[str, str], TotalLag] = {}
+    farthest: dict[tuple[str, str, int], int] = {}  # lag by queue
     for row in rows:
         if row.lag is None:
             continue
         total = made.setdefault((row.group, row.topic), TotalLag())
-        total.lag += row.lag
-        if total.matching is not None and row.matching_lag is not None and row.is_complete:
-            total.matching += row.matching_lag
+        queue = (row.group, row.topic, row.queue)
+        more = max(row.lag - farthest.get(queue, 0), 0)
+        farthest[queue] = farthest.get(queue, 0) + more
+        total.lag += more
+        is_known = row.matching_lag is not None and row.is_complete and not row.lane
+        if total.matching is not None and is_known:
+            total.matching += row.matching_lag or 0
         else:
             total.matching = None
         if row.next_match_stored is not None:
@@ -188,6 +196,7 @@ class Lags:
                 end=end,
                 filter=reader.filter,
                 reason=reader.why_unknown,
+                lane=reader.lane,
             )
             if row.committed is None or reader.filter is None or row.reason:
                 rows.append(row)
@@ -302,6 +311,7 @@ class Lags:
             committed=place.committed,
             end=end,
             filter=place.by,
+            lane=place.reader.lane,
         )
         total, is_complete, next_match = 0, True, None
         # 1. the rest of the block it stands in

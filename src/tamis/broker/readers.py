@@ -1,6 +1,6 @@
 """Who reads which topic by which filter: the groups that have a lag."""
 
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,6 +50,7 @@ class Reader:
     committed: Mapping[int, int] | None
     filter: ReaderFilter | None
     unknown: str = ""
+    lane: str = ""  # of a group that is divided, its part
 
     @property
     def why_unknown(self) -> str:
@@ -77,6 +78,8 @@ class Readers:
         self._filters = filters
         # what a group without members was last seen to filter by: (kind, text), if that is kept
         self.last_filter: Callable[[str, str], tuple[str, str] | None] = lambda group, topic: None
+        # the parts of a group that is divided, in place of the group, for the given queues
+        self.lanes: Callable[[str, str, Collection[int]], list[Reader]] = lambda *_: []
 
     def steps(
         self, group: str | None = None, topic: str | None = None
@@ -96,9 +99,12 @@ class Readers:
         stored: dict[str, list[int]] = {}
         for of_topic, queue_id in self._store.queues:
             stored.setdefault(of_topic, []).append(queue_id)
-        made = []
+        made = list[Reader]()
         for name, of_topic in sorted(wanted):
-            made.append(self._reader(name, of_topic, stored.get(of_topic, ())))
+            known = self._topics.get(of_topic)
+            listed = stored.get(of_topic, [])
+            queues = range(known.read_queues) if known is not None else sorted(listed)
+            made += self.lanes(name, of_topic, queues) or [self._reader(name, of_topic, queues)]
             yield
         return made
 
@@ -115,9 +121,7 @@ class Readers:
             except (RuntimeError, KeyError):  # a table was changed by the loop meanwhile
                 continue
 
-    def _reader(self, group: str, topic: str, stored: Iterable[int]) -> Reader:
-        known = self._topics.get(topic)
-        queues = range(known.read_queues) if known is not None else sorted(stored)
+    def _reader(self, group: str, topic: str, queues: Collection[int]) -> Reader:
         here = self._consumers.groups.get(group)
         if here is not None and here.message_model == MessageModel.BROADCASTING:
             by, _ = self._filter(here.subscriptions.get(topic), group, topic)

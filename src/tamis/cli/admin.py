@@ -418,7 +418,7 @@ def show_offsets(group: str, topic: str | None, nameserver: str, as_json: bool) 
         return progress, await admin.matching_lag(group, topic, seconds=_COUNTING)
 
     found, counted = with_admin(nameserver, ask)
-    matching, now = {row.queue: row for row in counted}, time.time()
+    matching, now = {row.queue: row for row in counted if not row.lane}, time.time()
     if as_json:
         for one in found:
             told = lag_fields(matching.get(one.queue), now)

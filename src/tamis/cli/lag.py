@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -11,6 +11,7 @@ from .options import echo_json, json_option, nameserver_option, with_admin
 from .tables import age_text, print_table
 
 if TYPE_CHECKING:
+    from ..client import MessageQueue
     from ..client.reports import MatchingLag
 
 __all__ = [
@@ -67,6 +68,9 @@ def lag(
         ]
         for row in rows
     ]
+    if any(row.lane for row in rows):
+        columns.append("lane")
+        cells = [[*cell, row.lane or "-"] for row, cell in zip(rows, cells, strict=True)]
     if group is None:
         columns.insert(0, "group")
         cells = [[row.group, *cell] for row, cell in zip(rows, cells, strict=True)]
@@ -82,6 +86,7 @@ def _row(row: "MatchingLag", now: float) -> dict[str, Any]:
         "topic": row.queue.topic,
         "broker": row.queue.broker_name,
         "queue": row.queue.queue_id,
+        "lane": row.lane,
         "committed": row.committed,
         "end": row.end,
         "lag": row.lag,
@@ -123,7 +128,8 @@ def _number(value: int | None) -> int | str:
 
 @dataclass(slots=True)
 class TopicLag:
-    """A group's lag in all queues of a topic. What is not known of a queue is not known of all."""
+    """A group's lag in all queues of a topic. What is not known of a queue is not known of all. Of
+    a group in lanes the lag is the last one's, and how many messages match is not known."""
 
     group: str
     topic: str
@@ -132,10 +138,15 @@ class TopicLag:
     is_complete: bool = True
     oldest: int | None = None  # when the first match of any queue was stored, in milliseconds
     reason: str = ""
+    queues: "dict[MessageQueue, int]" = field(default_factory=dict)  # the lag of each
 
     def add(self, row: "MatchingLag") -> None:
-        self.lag = None if self.lag is None or row.lag is None else self.lag + row.lag
-        if self.matching is None or row.matching_lag is None:
+        if row.lag is None or self.lag is None:
+            self.lag = None
+        else:
+            self.queues[row.queue] = max(row.lag, self.queues.get(row.queue, 0))
+            self.lag = sum(self.queues.values())
+        if self.matching is None or row.matching_lag is None or row.lane:
             self.matching = None
         else:
             self.matching += row.matching_lag

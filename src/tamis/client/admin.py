@@ -438,7 +438,7 @@ class Admin:
         asked = await (masters(self._session) if topic is None else places(self._session, topic))
         question = lag.Question(self._session, group, names, topic, time.monotonic() + seconds)
         rows = [one for some in (await each(asked, question.ask)).values() for one in some]
-        return sorted(rows, key=lambda one: (one.group, one.queue))
+        return sorted(rows, key=lambda one: (one.group, one.queue, one.lane or ""))
 
     async def planned_offsets(
         self,

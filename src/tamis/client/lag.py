@@ -124,6 +124,7 @@ def _row(broker: str, told: dict[str, Any]) -> MatchingLag:
         filter_type=by.get("type"),
         expression=by.get("expression"),
         reason=told["reason"] or "",
+        lane=told.get("lane"),
     )
 
 

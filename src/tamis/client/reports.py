@@ -133,6 +133,7 @@ class MatchingLag:
     filter_type: str | None = None  # TAG, SQL92 or CODE
     expression: str | None = None
     reason: str = ""
+    lane: str | None = None  # of a group whose members are kept apart: its part
 
     @property
     def lag(self) -> int | None:
