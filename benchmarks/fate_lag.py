@@ -17,8 +17,9 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tamis.broker.lag import Lags, QueueLag
 from tamis.broker.readers import Reader, ReaderFilter
@@ -41,19 +42,12 @@ SAMPLE = 3  # groups of each kind that the peer is measured with
 REGIONS = ("eu", "us", "cn", "br")
 PEER = "one group after the other"
 
-# case, unit, ours, peer, peer's name, target
-Report = Callable[[str, str, float, float | None, str | None, float | None], None]
 
-
-def lag(report: Report, messages: int = 10_000_000, directory: str | None = None) -> None:
-    """The case, for `bench_fate.py`."""
-    root = Path(tempfile.mkdtemp(dir=directory))
-    try:
-        with Store(root, StoreConfig(flush="async")) as store:
-            fill(store, messages)
-            measure(store, messages, report)
-    finally:
-        shutil.rmtree(root)
+def figures(root: Path, messages: int = 10_000_000) -> Iterator[dict[str, Any]]:
+    """The case's figures, for `bench_fate.py`; `root` is where the store is put."""
+    with Store(root, StoreConfig(flush="async")) as store:
+        fill(store, messages)
+        yield from measure(store, messages)
 
 
 def fill(store: Store, count: int) -> None:
@@ -107,22 +101,24 @@ def readers_at(wanted: list[ReaderFilter], offset: int) -> list[Reader]:
     ]
 
 
-def measure(store: Store, messages: int, report: Report) -> None:
+def measure(store: Store, messages: int) -> Iterator[dict[str, Any]]:
     wanted = filters()
     small = Lags(store, block=1000)
     small.count(readers_at(wanted, int(store.queue(TOPIC, 0).max_offset) - 5000), 10.0)  # warms up
     lags, readers = Lags(store), readers_at(wanted, 0)
     scale = f"{GROUPS} groups, {messages / 1e6:g} M waiting"
-    peer = peer_seconds(store, wanted)
+    peer = {"peer": peer_seconds(store, wanted), "peer_name": PEER}
     for case, target in (("cold", None), ("warm", 1.0)):
         seconds, rows = timed(lambda: lags.count(readers, float("inf")))
-        report(f"exact lag, {scale}, {case}", "s", seconds, peer, PEER, target)
+        name = f"exact lag, {scale}, {case}"
+        yield {"case": name, "unit": "s", "ours": seconds, **peer, "target": target}
     check(store, rows)
     fill(store, CAME)
     seconds, rows = timed(lambda: lags.count(readers_at(wanted, 5000), float("inf")))
-    report(f"exact lag, {scale}, moved", "s", seconds, peer, PEER, 1.0)
+    name = f"exact lag, {scale}, moved"
+    yield {"case": name, "unit": "s", "ours": seconds, **peer, "target": 1.0}
     check(store, rows)
-    report("exact lag, remembered", "MB", lags.size / 1e6, None, None, 64.0)
+    yield {"case": "exact lag, remembered", "unit": "MB", "ours": lags.size / 1e6, "target": 64.0}
 
 
 def timed(work: Callable[[], list[QueueLag]]) -> tuple[float, list[QueueLag]]:
@@ -161,33 +157,40 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
-    def report(
-        case: str,
-        unit: str,
-        ours: float,
-        peer: float | None,
-        peer_name: str | None,
-        target: float | None,
-    ) -> None:
-        ratio = None if peer is None else peer / ours
-        if arguments.json:
-            row = {
-                "bench": "fate",
-                "case": case,
-                "unit": unit,
-                "ours": round(ours, 4),
-                "peer": None if peer is None else round(peer, 2),
-                "peer_name": peer_name,
-                "ratio": None if ratio is None else round(ratio, 1),
-                "target": target,
-            }
-            print(json.dumps(row), flush=True)
-            return
-        against = f"  {ratio:8,.1f} × faster than {peer_name} ({peer:.1f} s)" if ratio else ""
-        wanted = f"  (target {target:g})" if target is not None else ""
-        print(f"{case:<48} {ours:>10.3f} {unit}{against}{wanted}", flush=True)
+    root = Path(tempfile.mkdtemp(dir=arguments.directory))
+    try:
+        for figure in figures(root, arguments.messages):
+            report(arguments.json, **figure)
+    finally:
+        shutil.rmtree(root)
 
-    lag(report, arguments.messages, arguments.directory)
+
+def report(
+    as_json: bool,
+    case: str,
+    unit: str,
+    ours: float,
+    peer: float | None = None,
+    peer_name: str | None = None,
+    target: float | None = None,
+) -> None:
+    ratio = None if peer is None else ours / peer
+    if as_json:
+        row = {
+            "bench": "fate",
+            "case": case,
+            "unit": unit,
+            "ours": round(ours, 4),
+            "peer": None if peer is None else round(peer, 2),
+            "peer_name": peer_name,
+            "ratio": None if ratio is None else round(ratio, 4),
+            "target": target,
+        }
+        print(json.dumps(row), flush=True)
+        return
+    against = "" if ratio is None else f"  {ratio:7.4f} × {peer_name} ({peer:.1f} s)"
+    wanted = f"  (target {target:g})" if target is not None else ""
+    print(f"{case:<48} {ours:>10.3f} {unit}{against}{wanted}", flush=True)
 
 
 if __name__ == "__main__":

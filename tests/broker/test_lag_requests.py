@@ -6,12 +6,12 @@ from typing import Any
 
 import orjson
 import pytest
-from broker.running import Client, run, running
+from broker.running import Client, run, running, until
 
 from tamis.broker.broker import Broker
 from tamis.broker.handlers import lag as handler
 from tamis.broker.lag import totals
-from tamis.broker.readers import Reader, ReaderFilter
+from tamis.broker.readers import Reader, ReaderFilter, last_filter
 from tamis.filter.tags import parse_tags
 from tamis.wire import properties
 from tamis.wire.bodies import MessageModel, Subscription
@@ -95,9 +95,22 @@ def test_a_retry_is_for_everybody_of_the_group_and_filters_of_the_gone_are_looke
             rows = {row["topic"]: row for row in await ask(client, consumer_group="g")}
             assert rows["T"]["matching_lag"] is None
             assert rows.get("%RETRY%g", {"matching_lag": 0})["matching_lag"] == 0
-            broker.readers.last_filter = lambda group, topic: ("TAG", "a || b")
+            tags = ["a", "b"]
+            one = Subscription(topic="T", expression="a || b", tags=tags, version=1)
+            member = await Client.connect(broker.address)
+            await member.heartbeat("g", one)
+            member.peer.close()
+            await until(lambda: not broker.consumers.groups)
             [row] = [row for row in await ask(client, topic="T") if row["queue"] == 0]
             assert (row["matching_lag"], row["filter"]["expression"]) == (3, "a || b")
+            members = [await Client.connect(broker.address) for _ in range(2)]
+            for number, member in enumerate(members):
+                one = Subscription(topic="T", expression=tags[number], tags=[tags[number]])
+                await member.heartbeat("g", one, client_id=f"c{number}")
+            history = broker.recorder.history("g", "T")
+            assert last_filter(history) is None, "they differ"
+            for member in members:
+                member.peer.close()
 
     run(scene())
 

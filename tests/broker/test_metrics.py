@@ -141,7 +141,7 @@ def test_a_scrape_tells_what_went_in_and_out_and_what_filters_said() -> None:
         asyncio.run(work(broker))
 
 
-def test_a_group_that_is_gone_has_its_sql_and_else_no_matching_lag() -> None:
+def test_a_group_that_is_gone_has_its_last_filter() -> None:
     async def work(broker: LocalBroker) -> None:
         peer = await connect(broker.broker)
         await subscribe(peer, "tags", "a", "TAG")
@@ -157,7 +157,7 @@ def test_a_group_that_is_gone_has_its_sql_and_else_no_matching_lag() -> None:
                 await asyncio.sleep(0.005)
         seen = await asyncio.to_thread(scrape, broker.metrics)
         assert seen["tamis_group_lag"] == {("tags", "T"): 6, ("sql", "T"): 6}
-        assert seen["tamis_group_matching_lag"] == {("sql", "T"): 3}
+        assert seen["tamis_group_matching_lag"] == {("tags", "T"): 3, ("sql", "T"): 3}
 
     with LocalBroker(metrics_port=0) as broker:
         asyncio.run(work(broker))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import InvalidFilter
+from ..fate.history import GroupHistory
 from ..filter.tags import parse_tags
 from ..store.select import SqlFilter, Wanted
 from ..store.store import Store
@@ -15,7 +16,7 @@ from .members import Consumers
 from .offsets import Offsets
 from .topics import RETRY_PREFIX, Topics
 
-__all__ = ["Reader", "ReaderFilter", "Readers"]
+__all__ = ["Reader", "ReaderFilter", "Readers", "last_filter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,21 @@ class Readers:
             return ReaderFilter(kind, text, None, f"its filter is not used: {error}"), ""
 
 
+def last_filter(history: GroupHistory | None) -> tuple[str, str] | None:
+    """What a group without members filtered by when the last of them left, or when the broker was
+    stopped; None if that is not recorded, or if they differed."""
+    if history is None or not history.changes:
+        return None
+    seen = [view for _, view in sorted(history.views.items()) if view.filters]
+    if seen and len(seen[-1].filters) > 1:
+        return None
+    change = history.changes[-1]
+    by = change.after or change.before
+    return None if by is None else (by.kind, by.text)
+
+
 _BROADCASTING: Final = "it is broadcasting: each member keeps its own offsets"
 _LEFT: Final = "the group has members, and none of them subscribes to the topic any more"
-_OFFLINE: Final = "the group has no members, and its last filter is not kept"
+_OFFLINE: Final = "the group has no members, and its last filter is not known"
 _CODE: Final = "its filter is code, which a filter server runs and the broker can't"
 _RETRIES: Final = "retries are filtered by what the group wants of their first topics"
