@@ -275,6 +275,7 @@ def test_lag_without_a_member_is_found(cluster: LocalCluster, tamis: Tamis) -> N
     assert done.code == 0
     found = done.finding("lag-without-members")
     assert (found["severity"], found["evidence"]["lag"]) == ("warning", 3)
+    assert found["evidence"]["matching_lag"] == 3
     assert found["command"].startswith(f"tamis offsets show {group} ")
 
 

@@ -3,7 +3,6 @@ answer that they don't know the request, which is noted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
@@ -22,19 +21,13 @@ __all__ = ["FAILURES", "UNREADABLE", "ask_tamis"]
 # A peer may answer with anything.
 UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError)
 FAILURES: Final = (Error, ConnectionError, TimeoutError, *UNREADABLE)
-_MATCHING_LAG: Final = 12312
-_GROUP_RULES: Final = 12314
+_GROUP_RULES: Final = 12314  # RequestCode.GET_GROUP_RULES, where brokers have policies
 
 
 class Ask(Protocol):
     def __call__(
         self, broker: str, request: headers.Header, /, *, code: int | None = None
     ) -> Awaitable[bytes]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfReader(headers.Header):
-    consumer_group: str | None = None
 
 
 class _Request(NamedTuple):
@@ -63,7 +56,9 @@ async def ask_tamis(
         _Request("subscriptions in the past", RequestCode.GET_HISTORY, of_group, _add_history),
         _Request(
             "how many waiting messages match",
-            *(_MATCHING_LAG, _OfReader(consumer_group=group), _add_matching_lag),
+            RequestCode.GET_MATCHING_LAG,
+            headers.GetMatchingLag(consumer_group=group),
+            _add_matching_lag,
         ),
         _Request("policies, lanes and changes of filters", _GROUP_RULES, of_group, _add_rules),
     ]
