@@ -123,6 +123,12 @@ final class Consumers {
         }
     }
 
+    /** Subscribes a push consumer that runs to a topic, which gives the subscription a new version and a heartbeat. */
+    Object subscribe(JSONObject request) throws MQClientException {
+        find(pushes, request).subscribe(request.getString("topic"), selector(request));
+        return null;
+    }
+
     /** Everything the consumer's listener was given. */
     Object received(JSONObject request) throws InterruptedException {
         return inboxes.get(request.getString("client")).await(request);

@@ -1,0 +1,172 @@
+"""Members of one group that subscribe with different tags: what RocketMQ loses is what our policy
+`rocketmq` loses, and our policies `reject` and `isolate` lose nothing."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from interop import disagreement
+from interop.cluster import Target, apache_cluster, our_cluster
+from interop.disagreement import SETTINGS, Group, Outcome, Position
+from interop.javaclient import JavaClient
+
+# In each of the queues 0 to 3, TagA has the offsets 2 and 4, TagB 3 and 5; a reads the queues 0
+# and 1, b the others.
+KEPT = {
+    "a": {"a": [(0, 2), (0, 4), (1, 2), (1, 4)], "b": []},
+    "b": {"a": [], "b": [(2, 3), (2, 5), (3, 3), (3, 5)]},
+}
+
+
+@pytest.fixture(scope="module")
+def java() -> Iterator[JavaClient]:
+    with JavaClient("4.9") as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["apache", "tamis"])
+def losing_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    store = tmp_path_factory.mktemp(request.param) / "store"
+    make = apache_cluster if request.param == "apache" else our_cluster
+    with make(store, **SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("winner", ["a", "b"])
+def test_what_apaches_broker_loses_to_different_tags_ours_loses_too(
+    losing_cluster: Target, java: JavaClient, tmp_path: Path, winner: str
+) -> None:
+    outcome = disagreement.race(
+        losing_cluster, java, tmp_path, winner=winner, check=check_that_all_seems_consumed
+    )
+    assert outcome.received == KEPT[winner]
+    assert outcome.committed == [6, 6, 6, 6]
+    assert len(outcome.lost) == 12
+
+
+def test_nobody_decides_who_wins_and_messages_are_lost_all_the_same(
+    losing_cluster: Target, java: JavaClient, tmp_path: Path
+) -> None:
+    outcome = disagreement.race(
+        losing_cluster,
+        java,
+        tmp_path,
+        tags=(["TagA", "TagC"], ["TagB", "TagC"]),
+        messages=["TagA", "TagB", "TagC", "TagD"],
+        check=check_that_all_seems_consumed,
+    )
+    assert outcome.received == disagreement.expected_in_race(outcome)
+    # Of the winner's own tag half, of the loser's all; TagC passes both filters everywhere.
+    assert len(outcome.lost) == 6
+
+
+def check_that_all_seems_consumed(group: Group, outcome: Outcome) -> None:
+    assert outcome.committed == group.ends()
+    for message in outcome.lost:
+        in_force = (outcome.effective or "").split(" || ")
+        seems = "CONSUMED" if message.tag in in_force else "CONSUMED_BUT_FILTERED"
+        assert group.track(message) == seems
+
+
+@pytest.fixture(scope="module")
+def rejecting_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    store = tmp_path_factory.mktemp("reject") / "store"
+    with our_cluster(store, subscription_conflicts="reject", **SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def isolating_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    store = tmp_path_factory.mktemp("isolate") / "store"
+    with our_cluster(store, subscription_conflicts="isolate", **SETTINGS) as cluster:
+        yield cluster
+
+
+def test_a_member_that_disagrees_is_refused_until_the_other_leaves_and_none_is_lost(
+    rejecting_cluster: Target, java: JavaClient, tmp_path: Path
+) -> None:
+    before, after = disagreement.second_member_refused(rejecting_cluster, java, tmp_path)
+    assert before.effective == "TagA"
+    assert before.received == {"a": of_tags(before, "TagA"), "b": []}
+    assert after.effective == "TagB"
+    assert after.received == {"a": [], "b": of_tags(after, "TagB")}
+    assert before.lost == after.lost == []
+
+
+def two_java(group: Group) -> None:
+    group.add_java("a", "TagA")
+    group.add_java("b", "TagB")
+    group.await_owners({queue: ["a", "b"] for queue in group.queues})
+
+
+def two_java_in_order(group: Group) -> None:
+    group.add_java("a", "TagA", ordered=True)
+    group.add_java("b", "TagB", ordered=True)
+    group.await_owners({queue: ["a", "b"] for queue in group.queues})
+
+
+def java_and_cpp(group: Group) -> None:
+    group.add_java("a", "TagA")
+    group.add_cpp("b", "TagB")
+
+
+def java_and_js(group: Group) -> None:
+    group.add_java("a", "TagA")
+    group.add_js("b", "TagB")
+
+
+def cpp_and_js(group: Group) -> None:
+    group.add_cpp("a", "TagA")
+    group.add_js("b", "TagB")
+
+
+@pytest.mark.parametrize(
+    "add_members", [two_java, two_java_in_order, java_and_cpp, java_and_js, cpp_and_js]
+)
+def test_each_isolated_member_is_given_what_it_wants_once_and_nothing_else(
+    isolating_cluster: Target,
+    java: JavaClient,
+    tmp_path: Path,
+    add_members: Callable[[Group], None],
+) -> None:
+    outcome = disagreement.each_by_its_own(isolating_cluster, java, tmp_path, add_members)
+    assert outcome.received == {"a": of_tags(outcome, "TagA"), "b": of_tags(outcome, "TagB")}
+    assert outcome.lost == []
+
+
+def three_that_overlap(group: Group) -> None:
+    group.add_java("a", "TagA", "TagC")
+    group.add_java("b", "TagB", "TagC")
+    group.add_java("c", "TagC")
+
+
+def three_clients_that_overlap(group: Group) -> None:
+    group.add_java("a", "TagA", "TagC")
+    group.add_cpp("b", "TagB", "TagC")
+    group.add_js("c", "TagC")
+
+
+@pytest.mark.parametrize("add_members", [three_that_overlap, three_clients_that_overlap])
+def test_what_several_isolated_members_want_is_given_to_one_of_them(
+    isolating_cluster: Target,
+    java: JavaClient,
+    tmp_path: Path,
+    add_members: Callable[[Group], None],
+) -> None:
+    outcome = disagreement.each_by_its_own(
+        isolating_cluster,
+        java,
+        tmp_path,
+        add_members,
+        messages=["TagA", "TagB", "TagC", "TagD", "TagC"],
+    )
+    received = sorted(position for heard in outcome.received.values() for position in heard)
+    assert received == of_tags(outcome, "TagA", "TagB", "TagC")
+    for name, tags in outcome.tags.items():
+        assert set(outcome.received[name]) <= set(of_tags(outcome, *tags))
+
+
+def of_tags(outcome: Outcome, *tags: str) -> list[Position]:
+    return [message.position for message in outcome.sent if message.tag in tags]
