@@ -181,7 +181,7 @@ class Group:
 
     def send(self, *tags: str) -> list[Sent]:
         """To each queue a message with each of the tags, in their order."""
-        rows = [
+        rows: list[Row] = [
             {"topic": self.topic, "queue": queue, "tags": tag, "body": f"{tag} in {queue}"}
             for tag, queue in itertools.product(tags, self.queues)
         ]
@@ -239,10 +239,9 @@ class Group:
 
     def await_rest(self, seconds: float = PATIENCE) -> list[int]:
         """The committed offsets, when they are the ends of the queues: tools show a Diff of 0."""
-        offsets: list[int]
         ends = self.ends()
-        offsets = wait_for(self.committed, lambda committed: committed == ends, seconds)
-        return offsets
+        wait_for(self.committed, lambda committed: committed == ends, seconds)
+        return ends
 
     def track(self, message: Sent) -> str:
         """What `mqadmin` says of a message and this group, such as CONSUMED."""
