@@ -47,10 +47,11 @@ class Sent:
 
 
 class Member(Protocol):
-    """A consumer of the group; `tags` are those it subscribes to."""
+    """A consumer of the group; `expression` is what it subscribes with to get its `tags`."""
 
     name: str
     tags: frozenset[str]
+    expression: str
 
     def received(self) -> list[Position]:
         """All that its listener was given, in order; also after it has left."""
@@ -64,17 +65,23 @@ class Member(Protocol):
 
 class JavaMember:
     def __init__(
-        self, name: str, tags: Iterable[str], group: "Group", *, ordered: bool = False
+        self,
+        name: str,
+        tags: Iterable[str],
+        group: "Group",
+        *,
+        sql: bool = False,
+        **options: bool,
     ) -> None:
         self.name = name
         self.tags = frozenset(tags)
+        self.expression = sql_expression(self.tags) if sql else tag_expression(self.tags)
         self._java = group.java
         self._topic = group.topic
         self._client = group.java.name(name)
-        self._filter = {"tags": expression(self.tags)}
+        self._filter = {"sql" if sql else "tags": self.expression}
         self._left = False
-        topics = {group.topic: self._filter}
-        group.java.push(self._client, group.name, topics, ordered=ordered)
+        group.java.push(self._client, group.name, {group.topic: self._filter}, **options)
 
     def received(self) -> list[Position]:
         return _positions(self._java.received(self._client, seconds=0))
@@ -103,13 +110,14 @@ class ForeignMember:
     ) -> None:
         self.name = name
         self.tags = frozenset(tags)
+        self.expression = tag_expression(self.tags)
         self._client = client
         client.ask(
             "consume",
             nameserver=group.target.nameserver,
             group=group.name,
             topic=group.topic,
-            expression=expression(self.tags),
+            expression=self.expression,
         )
 
     def received(self) -> list[Position]:
@@ -156,8 +164,10 @@ class Group:
         self._processes.close()
         self.java.stop_all()
 
-    def add_java(self, name: str, *tags: str, ordered: bool = False) -> JavaMember:
-        member = JavaMember(name, tags, self, ordered=ordered)
+    def add_java(self, name: str, *tags: str, sql: bool = False, **options: bool) -> JavaMember:
+        """With options of `JavaClient.push`: `ordered`, or `post_subscription` for a member whose
+        pulls bring its expression."""
+        member = JavaMember(name, tags, self, sql=sql, **options)
         self.members[name] = member
         return member
 
@@ -217,6 +227,14 @@ class Group:
         ids = {connection["clientId"] for connection in body["connectionSet"]}
         return ids, body["subscriptionTable"].get(self.topic, {}).get("subString")
 
+    def winners(self) -> list[str]:
+        """The members whose expression the broker shows for the whole group."""
+        shown = self.connections()[1]
+        return [name for name, member in self.members.items() if member.expression == shown]
+
+    def await_winner(self, name: str) -> None:
+        wait_for(self.winners, lambda winners: winners == [name], PATIENCE)
+
     def await_joined(self, count: int) -> None:
         wait_for(self.connections, lambda seen: len(seen[0]) == count, PATIENCE)
 
@@ -254,7 +272,7 @@ class Group:
         """The broker's answer to a heartbeat of a member by that id, written by hand."""
         subscription = {
             "topic": self.topic,
-            "subString": expression(tags),
+            "subString": tag_expression(tags),
             "tagsSet": list(tags),
             "codeSet": [],
             "subVersion": 2**53,
@@ -277,7 +295,7 @@ class Outcome:
     """What came of the messages that were sent while the members disagreed."""
 
     tags: dict[str, frozenset[str]]  # by member, what it wants
-    effective: str | None  # the expression that the broker shows for the whole group
+    winners: list[str]  # members with the expression that the broker shows for the whole group
     owners: dict[int, list[str]]  # by queue, the Java members that read it
     sent: list[Sent]  # sorted
     received: dict[str, list[Position]]  # by member, sorted
@@ -307,6 +325,8 @@ def race(
     winner: str | None = None,
     tags: tuple[Sequence[str], Sequence[str]] = (["TagA"], ["TagB"]),
     messages: Sequence[str] = ("TagA", "TagB") * 2,
+    sql: bool = False,
+    post_subscription: bool = False,
     check: Check | None = None,
 ) -> Outcome:
     """Member a has every queue when b joins, with other `tags`, and gets half of them. Then
@@ -316,39 +336,43 @@ def race(
     The broker filters for both by the expression whose version is newest: that of `winner`, or of
     whoever was assigned its queues last.
     """
+    options = {"sql": sql, "post_subscription": post_subscription}
     with Group(target, java, home) as group:
-        a = group.add_java("a", *tags[0])
+        a = group.add_java("a", *tags[0], **options)
         group.await_owners({queue: ["a"] for queue in group.queues})
         group.send("TagA", "TagB")
         group.await_rest()
         alone = [message.position for message in group.sent if message.tag in a.tags]
         assert group.received() == {"a": sorted(alone)}
 
-        b = group.add_java("b", *tags[1])
+        b = group.add_java("b", *tags[1], **options)
         half = len(group.queues) // 2
         group.await_owners({queue: ["a" if queue < half else "b"] for queue in group.queues})
         if winner is not None:
             _win(group, {"a": a, "b": b}[winner])
-        effective = group.connections()[1]
+        winners = group.winners()
 
         sent = group.send(*messages)
         group.await_rest()
         outcome = _outcome(group, sent)
-        assert outcome.effective == effective, "the subscription in force changed meanwhile"
+        assert outcome.winners == winners, "the subscription in force changed meanwhile"
         if check is not None:
             check(group, outcome)
         return outcome
 
 
-def expected_in_race(outcome: Outcome) -> dict[str, list[Position]]:
+def expected_in_race(
+    outcome: Outcome, *, sql: bool = False, post_subscription: bool = False
+) -> dict[str, list[Position]]:
     """By the table of `client.md` §10: a listener is given what passes the broker, which filters by
-    the expression in force, and then its own client, which filters by its own."""
-    assert outcome.effective is not None
-    in_force = outcome.effective.split(" || ")
+    the expression in force, and then its own client, which filters by its own tags, but not by SQL.
+    """
+    [winner] = outcome.winners
     received: dict[str, list[Position]] = {name: [] for name in outcome.tags}
     for message in outcome.sent:
         [owner] = outcome.owners[message.position.queue]
-        if message.tag in in_force and message.tag in outcome.tags[owner]:
+        passes_broker = message.tag in outcome.tags[owner if post_subscription else winner]
+        if passes_broker and (sql or message.tag in outcome.tags[owner]):
             received[owner].append(message.position)
     return received
 
@@ -410,9 +434,8 @@ def each_by_its_own(
 
 def _win(group: Group, winner: JavaMember) -> None:
     """The other may still be about to announce its new queues, with a version newer than ours."""
-    announced = expression(winner.tags)
     winner.subscribe_again()
-    wait_for(lambda: group.connections()[1], lambda effective: effective == announced)
+    group.await_winner(winner.name)
 
 
 def _outcome(group: Group, sent: Sequence[Sent], *members: str) -> Outcome:
@@ -421,7 +444,7 @@ def _outcome(group: Group, sent: Sequence[Sent], *members: str) -> Outcome:
     received = group.received()
     return Outcome(
         tags={name: group.members[name].tags for name in members or group.members},
-        effective=group.connections()[1],
+        winners=group.winners(),
         owners=group.owners(),
         sent=sorted(sent),
         received={
@@ -432,8 +455,12 @@ def _outcome(group: Group, sent: Sequence[Sent], *members: str) -> Outcome:
     )
 
 
-def expression(tags: Iterable[str]) -> str:
+def tag_expression(tags: Iterable[str]) -> str:
     return " || ".join(sorted(tags))
+
+
+def sql_expression(tags: Iterable[str]) -> str:
+    return "TAGS IN ({})".format(", ".join(f"'{tag}'" for tag in sorted(tags)))
 
 
 def _positions(rows: Iterable[Row]) -> list[Position]:

@@ -68,10 +68,48 @@ def test_nobody_decides_who_wins_and_messages_are_lost_all_the_same(
 
 def check_that_all_seems_consumed(group: Group, outcome: Outcome) -> None:
     assert outcome.committed == group.ends()
+    [winner] = outcome.winners
     for message in outcome.lost:
-        in_force = (outcome.effective or "").split(" || ")
-        seems = "CONSUMED" if message.tag in in_force else "CONSUMED_BUT_FILTERED"
-        assert group.track(message) == seems
+        in_force = message.tag in outcome.tags[winner]
+        assert group.track(message) == ("CONSUMED" if in_force else "CONSUMED_BUT_FILTERED")
+
+
+def test_members_whose_pulls_bring_their_tags_lose_what_is_in_the_others_queues(
+    losing_cluster: Target, java: JavaClient, tmp_path: Path
+) -> None:
+    outcome = disagreement.race(losing_cluster, java, tmp_path, post_subscription=True)
+    assert outcome.received == disagreement.expected_in_race(outcome, post_subscription=True)
+    assert len(outcome.lost) == 8
+
+
+@pytest.mark.parametrize("winner", ["a", "b"])
+def test_members_with_different_sql_are_given_what_the_winner_wants(
+    losing_cluster: Target, java: JavaClient, tmp_path: Path, winner: str
+) -> None:
+    outcome = disagreement.race(losing_cluster, java, tmp_path, winner=winner, sql=True)
+    assert outcome.received == disagreement.expected_in_race(outcome, sql=True)
+    assert {message.tag for message in outcome.lost} == {"TagB" if winner == "a" else "TagA"}
+    assert len(outcome.lost) == 8
+
+
+@pytest.mark.parametrize("leaver", ["a", "b"])
+def test_after_one_has_left_the_other_is_given_all_it_wants_but_nothing_lost_before(
+    losing_cluster: Target, java: JavaClient, tmp_path: Path, leaver: str
+) -> None:
+    """Member a is the one that had won."""
+
+    def check(group: Group, outcome: Outcome) -> None:
+        [stayer] = {"a", "b"} - {leaver}
+        before = group.received()[stayer]
+        group.remove(leaver)
+        group.await_owners({queue: [stayer] for queue in group.queues})
+        group.await_winner(stayer)
+        sent = group.send("TagA", "TagB")
+        group.await_rest()
+        later = [message.position for message in sent if message.tag in outcome.tags[stayer]]
+        assert group.received()[stayer] == sorted(before + later)
+
+    disagreement.race(losing_cluster, java, tmp_path, winner="a", check=check)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +136,9 @@ def test_a_member_that_disagrees_is_refused_until_the_other_leaves_and_none_is_l
     rejecting_cluster: Target, java: JavaClient, tmp_path: Path
 ) -> None:
     before, after = disagreement.second_member_refused(rejecting_cluster, java, tmp_path)
-    assert before.effective == "TagA"
+    assert before.winners == ["a"]
     assert before.received == {"a": of_tags(before, "TagA"), "b": []}
-    assert after.effective == "TagB"
+    assert after.winners == ["b"]
     assert after.received == {"a": [], "b": of_tags(after, "TagB")}
     assert before.lost == after.lost == []
 
@@ -114,6 +152,18 @@ def two_java(group: Group) -> None:
 def two_java_in_order(group: Group) -> None:
     group.add_java("a", "TagA", ordered=True)
     group.add_java("b", "TagB", ordered=True)
+    group.await_owners({queue: ["a", "b"] for queue in group.queues})
+
+
+def two_java_with_sql(group: Group) -> None:
+    group.add_java("a", "TagA", sql=True)
+    group.add_java("b", "TagB", sql=True)
+    group.await_owners({queue: ["a", "b"] for queue in group.queues})
+
+
+def two_java_whose_pulls_bring_their_tags(group: Group) -> None:
+    group.add_java("a", "TagA", post_subscription=True)
+    group.add_java("b", "TagB", post_subscription=True)
     group.await_owners({queue: ["a", "b"] for queue in group.queues})
 
 
@@ -133,7 +183,16 @@ def cpp_and_js(group: Group) -> None:
 
 
 @pytest.mark.parametrize(
-    "add_members", [two_java, two_java_in_order, java_and_cpp, java_and_js, cpp_and_js]
+    "add_members",
+    [
+        two_java,
+        two_java_in_order,
+        two_java_with_sql,
+        two_java_whose_pulls_bring_their_tags,
+        java_and_cpp,
+        java_and_js,
+        cpp_and_js,
+    ],
 )
 def test_each_isolated_member_is_given_what_it_wants_once_and_nothing_else(
     isolating_cluster: Target,

@@ -59,6 +59,7 @@ final class Consumers {
         consumer.setAwaitTerminationMillisWhenShutdown(5000);  // what was heard is committed
         consumer.setMaxReconsumeTimes(request.getIntValue("max_reconsume"));
         consumer.setConsumeMessageBatchMaxSize(request.getIntValue("batch"));
+        consumer.setPostSubscriptionWhenPull(request.getBooleanValue("post_subscription"));
         if (request.containsKey("strategy")) {
             consumer.setAllocateMessageQueueStrategy(AssignOracle.strategyOf(request.getString("strategy"), request));
         }
