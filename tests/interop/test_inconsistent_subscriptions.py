@@ -1,6 +1,7 @@
 """Members of one group that subscribe with different tags: what RocketMQ loses is what our policy
 `rocketmq` loses, and our policies `reject` and `isolate` lose nothing."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 from interop import disagreement
 from interop.cluster import INSTEAD, Target, apache_cluster, our_cluster
-from interop.disagreement import SETTINGS, Group, Outcome, Position
-from interop.javaclient import JavaClient
+from interop.disagreement import PATIENCE, SETTINGS, Group, Outcome, Position
+from interop.javaclient import JavaClient, wait_for
 
 # In each of the queues 0 to 3, TagA has the offsets 2 and 4, TagB 3 and 5; a reads the queues 0
 # and 1, b the others.
@@ -203,6 +204,50 @@ def test_each_isolated_member_is_given_what_it_wants_once_and_nothing_else(
     outcome = disagreement.each_by_its_own(isolating_cluster, java, tmp_path, add_members)
     assert outcome.received == {"a": of_tags(outcome, "TagA"), "b": of_tags(outcome, "TagB")}
     assert outcome.lost == []
+
+
+def test_members_that_agree_share_the_queues_beside_one_that_does_not(
+    isolating_cluster: Target, java: JavaClient, tmp_path: Path
+) -> None:
+    def add_members(group: Group) -> None:
+        group.add_java("a1", "TagA")
+        group.add_java("a2", "TagA")
+        group.add_java("b", "TagB")
+        halves = {0: "a1", 1: "a1", 2: "a2", 3: "a2"}
+        group.await_owners({queue: [half, "b"] for queue, half in halves.items()})
+
+    outcome = disagreement.each_by_its_own(isolating_cluster, java, tmp_path, add_members)
+    wanted = of_tags(outcome, "TagA")
+    assert outcome.received == {
+        "a1": [position for position in wanted if position.queue < 2],
+        "a2": [position for position in wanted if position.queue >= 2],
+        "b": of_tags(outcome, "TagB"),
+    }
+
+
+def test_what_a_member_that_left_wants_is_held_until_it_is_back(
+    isolating_cluster: Target, java: JavaClient, tmp_path: Path
+) -> None:
+    def check(group: Group, outcome: Outcome) -> None:
+        held = group.ends()
+        group.remove("b")
+        group.await_joined(1)
+        sent = sorted(group.send("TagB", "TagA", "TagB"))
+        given = [message.position for message in sent if message.tag == "TagA"]
+        wait_for(
+            lambda: group.received()["a"], lambda received: set(given) <= set(received), PATIENCE
+        )
+        time.sleep(2)  # a's client commits twice a second
+        assert group.committed() == held
+        group.add_java("c", "TagB")
+        group.await_rest()
+        assert group.received() == {
+            "a": sorted(outcome.received["a"] + given),
+            "b": outcome.received["b"],
+            "c": [message.position for message in sent if message.tag == "TagB"],
+        }
+
+    disagreement.each_by_its_own(isolating_cluster, java, tmp_path, two_java, check=check)
 
 
 def three_that_overlap(group: Group) -> None:
