@@ -27,7 +27,7 @@ from interop.jsclient import JsClient
 # client commit that it has passed messages that were not for it.
 SETTINGS: dict[str, object] = {"longPollingEnable": False, "shortPollingTimeMills": 500}
 QUEUES = 4
-PATIENCE = 60.0  # seconds; the C++ client commits every ten, and looks for its queues as often
+PATIENCE = 60.0  # seconds for a condition to come about
 HEARTBEAT, MEMBER_CONNECTIONS, COMMITTED_OFFSET = 34, 203, 14  # requests
 NOT_ONLINE = 206  # no member has joined
 
@@ -433,7 +433,8 @@ def each_by_its_own(
 
 
 def _win(group: Group, winner: JavaMember) -> None:
-    """The other may still be about to announce its new queues, with a version newer than ours."""
+    """Has the winner subscribe last. If the other announces its new queues only after that, the
+    scenario notices at its end that another subscription is in force."""
     winner.subscribe_again()
     group.await_winner(winner.name)
 
