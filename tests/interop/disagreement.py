@@ -11,6 +11,7 @@ cluster and the members still run.
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ SETTINGS: dict[str, object] = {"longPollingEnable": False, "shortPollingTimeMill
 QUEUES = 4
 PATIENCE = 60.0  # seconds for a condition to come about
 HEARTBEAT, MEMBER_CONNECTIONS, COMMITTED_OFFSET = 34, 203, 14  # requests
+EXPLAIN_MESSAGE = 12310  # a request of ours
 NOT_ONLINE = 206  # no member has joined
 
 
@@ -268,6 +270,16 @@ class Group:
         kind: str = track.partition("trackType=")[2].partition(",")[0]
         return kind
 
+    def explain(self, message: Sent) -> Row:
+        """What our broker says became of a message for this group: `fate`, `reason`, `evidence`."""
+        queue, offset = message.position
+        fields = {"topic": self.topic, "queueId": queue, "offset": offset, "group": self.name}
+        answer = self.java.request(self.target.broker, EXPLAIN_MESSAGE, fields)
+        assert answer["code"] == 0, answer
+        [explained] = json.loads(answer["body"])["groups"]
+        row: Row = explained
+        return row
+
     def heartbeat(self, client_id: str, *tags: str) -> Row:
         """The broker's answer to a heartbeat of a member by that id, written by hand."""
         subscription = {
@@ -327,6 +339,7 @@ def race(
     messages: Sequence[str] = ("TagA", "TagB") * 2,
     sql: bool = False,
     post_subscription: bool = False,
+    pause: float = 0.0,
     check: Check | None = None,
 ) -> Outcome:
     """Member a has every queue when b joins, with other `tags`, and gets half of them. Then
@@ -335,6 +348,9 @@ def race(
 
     The broker filters for both by the expression whose version is newest: that of `winner`, or of
     whoever was assigned its queues last.
+
+    Without a `pause` (in seconds) before `messages`, pulls of a for the queues that it has lost are
+    still held by the broker, which answers them as well as those of b; a's client ignores that.
     """
     options = {"sql": sql, "post_subscription": post_subscription}
     with Group(target, java, home) as group:
@@ -351,6 +367,7 @@ def race(
         if winner is not None:
             _win(group, {"a": a, "b": b}[winner])
         winners = group.winners()
+        time.sleep(pause)
 
         sent = group.send(*messages)
         group.await_rest()
