@@ -31,6 +31,7 @@ LONGEST = (
     "test_cpp_client",
     "test_doctor",
     "test_filter_engine",
+    "test_inconsistent_subscriptions",
     "test_js_client",
     "test_mixed",
     "test_mixed_groups",
