@@ -151,14 +151,15 @@ class GroupHistory:
                     *(int(began), int(acked), str(lane), bool(is_open)),
                 )
             )
-        for number, (since, members) in value["views"].items():
+        for number, (since, members) in dict(value["views"]).items():
             made.views[int(number)] = View(
                 int(since), {filters[by]: tuple(ids) for by, ids in members}
             )
         made.moves.extend(_move_from_json(fields, filters) for fields in value["moves"])
         for time, member, before, after in value["changes"]:
             made.changes.append(Change(int(time), str(member), named(before), named(after)))
-        made.floors.update((int(queue), int(offset)) for queue, offset in value["floors"].items())
+        floors = dict(value["floors"])
+        made.floors.update((int(queue), int(offset)) for queue, offset in floors.items())
         made.is_broadcasting, made.is_pull = bool(value["broadcasting"]), bool(value["pull"])
         return made
 

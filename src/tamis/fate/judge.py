@@ -112,11 +112,13 @@ def _by_delivery(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it."
     if group.lanes:
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it for its lane."
-    return (
-        Fate.NOT_CONSUMED_YET,
+    set_back = (
         f"It was given to {member} and acknowledged, but the group was set back to offset "
-        f"{group.committed} since and will read it again.",
+        f"{group.committed} since"
     )
+    if not group.online:
+        return Fate.NOT_ONLINE, f"{set_back}; no member of the group is connected."
+    return Fate.NOT_CONSUMED_YET, f"{set_back} and will read it again."
 
 
 def _by_waiting(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> Decision | None:
@@ -252,8 +254,8 @@ def _by_filters(message: MessageFacts, group: GroupFacts, looks: list[_Look]) ->
             )
         return (
             Fate.HASH_COLLISION,
-            f"Its tag {message.tag!r} has the same hash as one of {own}: the broker sent it to "
-            f"{reading.member}, whose client dropped it.",
+            f"Its tag {message.tag!r} has the same hash as one of {reading.filter}: the broker "
+            f"sent it to {reading.member}, whose client dropped it.",
         )
     return Fate.FILTERED, f"No member wanted it: {_why_not(message, reading.filter)}"
 
@@ -444,7 +446,8 @@ def _sql_parts(
     message: MessageFacts, group: GroupFacts, looks: list[_Look]
 ) -> dict[str, Any] | None:
     """Of the SQL that decided, part by part."""
-    by = looks[-1].reading.filter if looks else group.effective
+    passed = [look for look in looks if look.reading.acknowledged] or looks
+    by = passed[-1].reading.filter if passed else group.effective
     if by is None or by.kind != "SQL92" or message.properties is None:
         return None
     try:
