@@ -42,7 +42,11 @@ IS_THOROUGH = os.environ.get("TAMIS_THOROUGH") == "1"
 EXAMPLES = int(os.environ.get("TAMIS_FATE_EXAMPLES", 1000 if IS_THOROUGH else 30))
 TOPIC, GROUP, QUEUES = "T", "G", 2
 NAMES = ("c1", "c2", "c3")
+# An address of this process alone: a broker takes a second port, two below its own, and another
+# test's broker may have it.
+ADDRESS = f"127.9.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
 FILES: dict[str, Any] = {
+    "bind": ADDRESS,
     "queue_file_size": 2000,
     "log_file_size": 2**17,
     "flush_interval": 3600.0,
