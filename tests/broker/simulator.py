@@ -7,7 +7,8 @@ and whether its reader acknowledged it. A fate follows from that by the words of
 The rules: the broker has one subscription for the group, that of the highest version, and of
 equal ones the first; SQL is filed apart, with a version of its own, and outlives the members. A
 pull is filtered by it, or by what the pull brings. The client looks once more at tags, by its own
-subscription. A member acknowledges what it was given since it took the queue, by committing.
+subscription. A member acknowledges what it was given since it took the queue, by committing an
+offset that was not committed yet.
 Whoever takes a queue begins at the committed offset. A crash loses what was not committed.
 """
 
@@ -144,6 +145,7 @@ class Simulator:
     # of the clients: by member and queue, where they go on and which tenure that is
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     tenures: dict[tuple[str, int], int] = field(default_factory=dict)
+    starts: dict[tuple[str, int], int] = field(default_factory=dict)  # where the tenure began
     _tenure: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -187,9 +189,12 @@ class Simulator:
     def take(self, name: str, queue: int, start: int | None = None) -> int:
         """Returns where it begins: at the committed offset, or at `start` if there is none."""
         position = self.committed.get(queue, start or 0)
-        self.positions[name, queue] = position
-        self.tenures[name, queue] = next(self._tenure)
+        self._go_on_at(name, queue, position)
         return position
+
+    def _go_on_at(self, name: str, queue: int, position: int) -> None:
+        self.positions[name, queue] = self.starts[name, queue] = position
+        self.tenures[name, queue] = next(self._tenure)
 
     def drop(self, name: str, queue: int) -> None:
         self.positions.pop((name, queue), None)
@@ -232,7 +237,10 @@ class Simulator:
         return sent
 
     def commit(self, name: str, queue: int, offset: int) -> None:
-        """By a member: it acknowledges what it was given since it took the queue."""
+        """By a member: it acknowledges what it was given since it took the queue. To say what is
+        committed already says nothing: it may be where the member began."""
+        if self.committed.get(queue) == offset:
+            return
         tenure = self.tenures.get((name, queue))
         for record in self.records[queue][:offset]:
             for reading in record.readings:
@@ -251,8 +259,7 @@ class Simulator:
 
     def reset_by_member(self, name: str, queue: int, offset: int) -> None:
         """A member that is told of a reset goes on elsewhere, and commits that."""
-        self.tenures[name, queue] = next(self._tenure)
-        self.positions[name, queue] = offset
+        self._go_on_at(name, queue, offset)
         self.move(queue, offset)
 
     # The broker's life.

@@ -130,7 +130,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class CommitAt:
-    """Wherever it has read to: a client that seeks."""
+    """Wherever it has read to, if it has read at all: a client that seeks."""
 
     queue: int
     which: int
@@ -242,6 +242,17 @@ def subscription(wish: Wish, version: int) -> Subscription:
     )
 
 
+def copy_of_running(store: Path, copy: Path) -> None:
+    """What a kill leaves. A table that is being saved meanwhile takes files away: once more then."""
+    while True:
+        try:
+            shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*.tmp", "*.new"))
+        except shutil.Error:
+            shutil.rmtree(copy)
+        else:
+            return
+
+
 @dataclass
 class Driver:
     """Does the script with a broker and with the simulator, and compares."""
@@ -291,10 +302,12 @@ class Driver:
             case Pull(queue, which) if name := self.holder(queue, which):
                 await self.pull(name, step)
             case Commit(queue, which, behind) if name := self.holder(queue, which):
-                offset = max(self.model.positions[name, queue] - behind, 0)
+                offset = self.model.positions[name, queue] - behind
+                offset = max(offset, self.model.starts[name, queue])
                 await self.commit(name, queue, offset)
             case CommitAt(queue, which, part) if name := self.holder(queue, which):
-                await self.commit(name, queue, int(self.model.end(queue) * part))
+                if self.model.positions[name, queue] > self.model.starts[name, queue]:
+                    await self.commit(name, queue, int(self.model.end(queue) * part))
             case Work():
                 await self.work()
             case Reset():
@@ -452,10 +465,12 @@ class Driver:
     async def restart(self, is_killed: bool) -> None:
         self.counts["kills" if is_killed else "restarts"] += 1
         if is_killed:
-            # who joined and what they subscribe to is on the disk within a moment: not our subject
+            # Who came, and who began to read what, is on the disk within a moment; how far they got
+            # is not. A kill within that moment is not our subject.
             await self.broker.saver.durable("topics", "groups", "filters")
+            await until(lambda: self.broker.saver._tables["history"].is_saved)
             copy = self.folder / str(self.starts)
-            shutil.copytree(self.store, copy)
+            copy_of_running(self.store, copy)
             await self.stop()
             await self.start(copy)
             self.model.killed({queue: await self.committed(queue) for queue in range(QUEUES)})
