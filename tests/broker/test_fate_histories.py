@@ -243,7 +243,7 @@ def subscription(wish: Wish, version: int) -> Subscription:
 
 
 def copy_of_running(store: Path, copy: Path) -> None:
-    """What a kill leaves. A table that is being saved meanwhile takes files away: once more then."""
+    """What a kill leaves. A table that is saved meanwhile takes files away: once more then."""
     while True:
         try:
             shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*.tmp", "*.new"))
