@@ -179,6 +179,7 @@ class History:
     since: int
     groups: dict[tuple[str, str], GroupHistory] = field(default_factory=dict)  # by group, topic
     broker: str = ""
+    is_clean: bool = True  # whether the broker stopped in good order
 
     def to_json(self) -> dict[str, Any]:
         groups = [history.to_json() for history in self.groups.values()]

@@ -15,7 +15,7 @@ from ..errors import InvalidFilter
 from ..filter.explain import explain
 from ..filter.logic import Outcome
 from ..filter.parser import parse
-from .facts import EXPIRED, Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
+from .facts import EXPIRED, UNSAVED, Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
 from .filters import Filter
 from .track import track_type
 
@@ -174,7 +174,11 @@ def _by_expiry(message: MessageFacts, group: GroupFacts) -> Decision | None:
 
 def _by_moves(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> Decision | None:
     """Progress was moved past it, and no reading was acknowledged since."""
-    if any(look.reading.acknowledged for look in looks):
+    over = [move for move in group.moves if (move.before or 0) <= message.offset < move.after]
+    acked = [look.reading.began for look in looks if look.reading.acknowledged]
+    if over and over[-1].why == UNSAVED and all(began < over[-1].time for began in acked):
+        return Fate.UNKNOWN, f"Progress passed it; unknown: {UNSAVED}."
+    if acked:
         return None
     over = [move for move in group.moves if (move.before or 0) <= message.offset < move.after]
     if any(move.why == EXPIRED for move in over):
