@@ -410,6 +410,8 @@ def reset_offset(
                 f"Group: {name} Topic: {header.topic} Timestamp: {header.timestamp}"
             )
             raise ResponseError(ResponseCode.CONSUMER_NOT_ONLINE, why)
+    if group is not None:
+        _check_versions(group.members.values())
     for queue_id, offset in table.items():
         before, who = offsets.get(name, header.topic, queue_id), str(request.peer)
         if before != offset:
@@ -446,7 +448,6 @@ def _reset_to(
 def _push_reset(
     group: ConsumerGroup, header: ResetOffset, queues: dict[MessageQueue, int]
 ) -> Steps[None]:
-    _check_versions(group.members.values())
     fields = ResetOffset(topic=header.topic, group=group.name, timestamp=header.timestamp)
     plain = yield from beans.encode_steps(ResetOffsets(offsets=queues))
     items = []
