@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import ClassVar, Final, Literal, Self
 
-from ..errors import ConfigError, ConsumerOffline, Error, GroupNotFound, TopicNotFound
+from ..errors import ConfigError, Error, GroupNotFound, TopicNotFound
 from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
 from . import lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, Moment, check_group, check_topic, millis
+from .groupmembers import connections, running_info
 from .received import RETRY_PREFIX, ReceivedMessage, retry_topic
 from .reports import (
     GroupInfo,
@@ -331,7 +332,7 @@ class Admin:
         """With its offsets and the messages it was to be given again; its dead letters stay.
         Raises GroupNotFound, and Error if it has members: they would bring it back."""
         known = await self._group_settings(name)
-        if members := await self._connections(name):
+        if members := await connections(self._session, name):
             clients = {one.client_id for found in members.values() for one in found.connections}
             raise Error(f"group {name} has members ({', '.join(sorted(clients))}): stop them first")
         everyone = await masters(self._session)
@@ -344,7 +345,7 @@ class Admin:
     async def group(self, name: str) -> GroupInfo:
         """Raises GroupNotFound."""
         known = await self._group_settings(name)
-        connected = await self._connections(name)
+        connected = await connections(self._session, name)
         subscriptions: dict[str, Subscription] = {}
         asking: dict[str, Awaitable[GroupMember]] = {}
         for broker, found in connected.items():
@@ -368,22 +369,6 @@ class Admin:
             consume_from_where=some.consume_from_where if some is not None else "",
         )
 
-    async def _connections(self, group: str) -> dict[str, bodies.ConsumerConnection]:
-        """By the brokers it has members at."""
-
-        async def ask(_: str, address: str) -> bodies.ConsumerConnection | None:
-            header = headers.OfConsumerGroup(consumer_group=group)
-            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
-            try:
-                answer = await self._session.ask(address, header, code=code)
-            except ConsumerOffline:
-                return None
-            found = beans.decode(bodies.ConsumerConnection, answer.body)
-            return found if found.connections else None
-
-        made = await each(await masters(self._session), ask)
-        return {broker: found for broker, found in made.items() if found is not None}
-
     async def _member(self, group: str, broker: str, one: bodies.Connection) -> GroupMember:
         """What it says itself; the broker asks it for us."""
         member = GroupMember(
@@ -392,14 +377,11 @@ class Admin:
             language=one.language,
             version=version_name(one.version),
         )
-        header = headers.GetRunningInfo(consumer_group=group, client_id=one.client_id)
         try:
-            address = await self._session.routes.master(broker)
-            answer = await self._session.ask(address, header)
-            found = beans.decode(bodies.RunningInfo, answer.body).subscriptions
+            said = await running_info(self._session, group, broker, one.client_id)
         except (Error, TimeoutError, ValueError) as error:
             return replace(member, error=str(error))
-        return replace(member, subscriptions={one.topic: one for one in found})
+        return replace(member, subscriptions={one.topic: one for one in said.subscriptions})
 
     # Offsets
 
@@ -466,7 +448,7 @@ class Admin:
         """
         goal = resets.Goal(to=to, time_ms=_millis(time), offset=offset, queue=queue, force=force)
         planned = await self._planned(group, topic, goal)
-        online = set(await self._connections(group))
+        online = set(await connections(self._session, group))
         return await resets.reset(self._session, group, topic, goal, planned, online=online)
 
     # Messages

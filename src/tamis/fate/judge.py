@@ -17,7 +17,7 @@ from ..filter.logic import Outcome
 from ..filter.parser import parse
 from .facts import Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
 from .filters import Filter
-from .track import track_type
+from .track import apache_track
 
 __all__ = ["judge"]
 
@@ -36,7 +36,7 @@ def judge(message: MessageFacts, group: GroupFacts) -> Judgement:
         or _by_filters(message, group, looks)
         or _by_ignorance(message, group)
     )
-    evidence = _evidence(message, group, looks) | {"track": track_type(fate)}
+    evidence = _evidence(message, group, looks) | {"track": apache_track(message, group)}
     return Judgement(group=group.group, fate=fate, reason=reason, evidence=evidence)
 
 
