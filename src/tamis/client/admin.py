@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import ClassVar, Final, Literal, Self
 
 from ..errors import ConfigError, Error, GroupNotFound, TopicNotFound
+from ..fate import Judgement
 from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
-from . import lookups, resets
+from . import explaining, lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, Moment, check_group, check_topic, millis
 from .groupmembers import connections, running_info
@@ -470,6 +471,44 @@ class Admin:
         """The newest, the oldest of them first; stored from `begin` to `end`."""
         times = _millis(begin), _millis(end)
         return await lookups.by_key(self._session, topic, key, limit, *times)
+
+    async def explain(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        queue_id: int | None = None,
+        offset: int | None = None,
+        broker: str | None = None,
+        group: str | None = None,
+    ) -> list[Judgement]:
+        """Return why a message was, or was not, consumed, by each group of its topic or by one.
+
+        The message is named by its id (of a unique key the topic is asked for, if there are many),
+        by a key of its topic, which several messages may have, or by its place in a queue. Raises
+        NotFound, GroupNotFound, TopicNotFound, and ConfigError if it is not named in one way.
+        """
+        ways = [message_id is not None, key is not None, (queue_id, offset) != (None, None)]
+        if ways.count(True) != 1:
+            raise ConfigError("name the message in one way: an id, a key, or a queue and an offset")
+        if message_id is None and topic is None:
+            raise ConfigError("a key, or a queue and an offset, needs the topic")
+        if ways[2] and (queue_id is None or offset is None or min(queue_id, offset) < 0):
+            raise ConfigError("a queue and an offset are both needed, and not less than 0")
+        if group is not None:
+            await self._group_settings(group)
+        if queue_id is not None and offset is not None and topic is not None:
+            queue = await explaining.find_queue(self._session, topic, queue_id, broker)
+            messages = [(queue, offset)]
+        else:
+            messages = await explaining.find_messages(
+                self._session, message_id, topic=topic, key=key
+            )
+        judgements = []
+        for queue, at in messages:
+            judgements += await explaining.explain(self._session, queue, at, group)
+        return judgements
 
 
 def _millis(moment: Moment | None) -> int | None:

@@ -106,6 +106,7 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352  # likewise
     LITE_PULL_MESSAGE = 361  # 5.x lite pull consumers; as PULL_MESSAGE
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
+    EXPLAIN_MESSAGE = 12310  # ours: the fate of a message for the groups of its topic, as JSON
 
 
 class ResponseCode(IntEnum):
