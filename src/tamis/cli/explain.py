@@ -44,16 +44,11 @@ def explain(
     """
     from ..client import Admin
 
-    ways = {
-        "MESSAGE_ID": message_id,
-        "--key": key,
-        "--queue and --offset": queue if offset is None else offset,
-    }
+    place = queue if offset is None else offset
+    ways = {"MESSAGE_ID": message_id, "--key": key, "--queue and --offset": place}
     given = [name for name, value in ways.items() if value is not None]
     if not given:
-        raise click.UsageError(
-            "no message is named: give MESSAGE_ID, --key or --queue and --offset"
-        )
+        raise click.UsageError("name a message: MESSAGE_ID, --key, or --queue and --offset")
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} name a message in two ways: give one")
     if message_id is None and topic is None:
@@ -269,7 +264,7 @@ def _advice(judgement: "Judgement") -> Iterator[str]:
         case "NOT_ONLINE":
             yield f"start a consumer of {group}"
         case "EXPIRED":
-            yield "keep messages longer (file_reserved_time), or consume faster"
+            yield "keep messages longer (fileReservedTime), or consume faster"
 
 
 def _print_rows(rows: list[tuple[str, str]], indent: str) -> None:
