@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from ..errors import ConfigError, Error, NotFound, ResponseError
+from ..errors import ConfigError, Error, GroupNotFound, NotFound, ResponseError
 from ..fate import Fate, Judgement, judge
 from ..filter.logic import Outcome
 from ..message import DELAY_TOPIC, HALF_TOPIC, PropertyName
@@ -83,11 +83,12 @@ async def _judged_here(
     outcomes: Mapping[str, Outcome],
 ) -> list[Judgement]:
     place = await wirefacts.locate(session, queue, offset, outcomes)
-    if group is not None:
-        groups = [group]
-    else:
-        groups = await wirefacts.consuming_groups(session, queue.topic)
-    facts = await wirefacts.gather_facts(session, place, groups)
+    groups = await wirefacts.consuming_groups(session, queue.topic)
+    facts = await wirefacts.gather_facts(session, place, groups if group is None else [group])
+    if group is not None and group not in groups and facts[0].consume_type != "CONSUME_ACTIVELY":
+        # of one that pulls, a broker may know neither a subscription nor an offset
+        why = f"group {group} has nothing to do with topic {queue.topic}"
+        raise GroupNotFound(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, why)
     return [judge(place.facts, one) for one in facts]
 
 

@@ -90,7 +90,12 @@ async def consuming_groups(session: Session, topic: str) -> list[str]:
         return beans.decode(bodies.GroupList, answer.body).groups
 
     answers = await cluster.each(await cluster.places(session, topic), ask)
-    groups = {group for some in answers.values() for group in some}
+    groups = {
+        group
+        for some in answers.values()
+        for group in some
+        if not groupmembers.is_system_group(group)
+    }
     groups.discard(topic)  # 5.3.3's `ConsumerManager` puts the topic where the group belongs
     return sorted(groups)
 

@@ -108,7 +108,6 @@ class RequestCode(IntEnum):
     EXPLAIN_MESSAGE = 12310  # ours: the fate of a message for each group, as JSON
     GET_HISTORY = 12311  # ours: who read what by which filter, as JSON
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
-    EXPLAIN_MESSAGE = 12310  # ours: the fate of a message for the groups of its topic, as JSON
 
 
 class ResponseCode(IntEnum):

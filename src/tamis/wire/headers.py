@@ -397,18 +397,6 @@ class QueryConsumeQueue(Header):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainMessage(Header):
-    """Ours: the fate of a message, for one group or all of its topic."""
-
-    CODE: ClassVar = RequestCode.EXPLAIN_MESSAGE
-    topic: str
-    queue_id: int
-    offset: int
-    group: str | None = None
-    code_outcomes: str | None = None  # JSON: class name to true, false, null or error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfMessage(Header):
     CODE: ClassVar = RequestCode.RESUME_CHECK_HALF_MESSAGE
     msg_id: str | None = None
