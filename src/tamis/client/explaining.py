@@ -7,12 +7,14 @@ server knows: it is asked, and the broker judges again with the answer.
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 
 from ..errors import ConfigError, Error, GroupNotFound, NotFound, ResponseError
-from ..fate import Fate, Judgement, judge
+from ..fate import Fate, GroupFacts, Judgement, judge
 from ..filter.logic import Outcome
 from ..message import DELAY_TOPIC, HALF_TOPIC, PropertyName
 from ..wire import beans, bodies, headers
@@ -30,6 +32,13 @@ MAX_MESSAGES: Final = 64  # with one key, the newest
 _MAX_TOPICS: Final = 300  # whose indexes are asked for a unique key
 _AT_ONCE: Final = 16
 _LONGEST_ID: Final = 255
+_BY_READINGS: Final = (  # fates that say how the message was read
+    Fate.CONSUMED,
+    Fate.FILTERED,
+    Fate.LOST_TO_INCONSISTENCY,
+    Fate.HASH_COLLISION,
+    Fate.FILTER_FAILED,
+)
 
 
 async def explain(
@@ -89,7 +98,17 @@ async def _judged_here(
         # of one that pulls, a broker may know neither a subscription nor an offset
         why = f"group {group} has nothing to do with topic {queue.topic}"
         raise GroupNotFound(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, why)
-    return [judge(place.facts, one) for one in facts]
+    judgements = [_concluded(judge(place.facts, one), one) for one in facts]
+    return sorted(judgements, key=lambda one: one.fate is not Fate.LOST_TO_INCONSISTENCY)
+
+
+def _concluded(judgement: Judgement, facts: GroupFacts) -> Judgement:
+    """Say so in the reason if the fate rests on a reading that nobody recorded."""
+    if not facts.readings or judgement.fate not in _BY_READINGS:
+        return judgement
+    since = datetime.fromtimestamp(facts.readings[-1].began / 1000, UTC)
+    how = f"concluded from queues and filters that have not changed since {since:%F %T} UTC"
+    return replace(judgement, reason=f"{judgement.reason.rstrip('.')} ({how}).")
 
 
 def _judgement(answered: dict[str, Any]) -> Judgement:

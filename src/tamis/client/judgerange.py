@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 import orjson
 
@@ -16,12 +16,12 @@ __all__ = ["code_outcome"]
 
 log = logging.getLogger(__name__)
 
+_JUDGE_RANGE: Final = 12320  # ours, of filter servers
 _SECONDS: Final = 2.0  # for a filter server to judge one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JudgeRange(Header):
-    CODE: ClassVar = 12320  # ours, of filter servers
     consumer_group: str
     topic: str
     queue_id: int
@@ -51,7 +51,7 @@ async def code_outcome(
     )
     for server in route.filter_servers.get(address) or ():
         try:
-            answer = await session.ask(server, header, timeout=2 * _SECONDS)
+            answer = await session.ask(server, header, code=_JUDGE_RANGE, timeout=2 * _SECONDS)
             return _outcome(orjson.loads(answer.body), offset)
         except (Error, TimeoutError, ValueError, KeyError, TypeError) as error:
             log.debug("filter server %s does not judge %s: %s", server, queue, error)
