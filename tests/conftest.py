@@ -29,6 +29,7 @@ LONGEST = (
     "test_code_consumer",
     "test_code_filters",
     "test_cpp_client",
+    "test_explain",
     "test_filter_engine",
     "test_js_client",
     "test_mixed",
