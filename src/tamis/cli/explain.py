@@ -107,6 +107,8 @@ _LOOKS: Final = {  # of each fate: colour and symbol
     "FILTERED": (None, "-"),
     "CONSUMED": ("green", "✓"),
 }
+_MOVES: Final = 3  # of progress, the newest
+_NAMES: Final = 3  # of members with one filter
 _ORDER: Final = {fate: at for at, fate in enumerate(_LOOKS)}  # the worst first
 
 
@@ -146,7 +148,7 @@ def _print_card(judgement: "Judgement") -> None:
     head = click.style(f"{symbol} {judgement.fate.value}", fg=colour, bold=True)
     click.echo(f"{head}  {click.style(judgement.group, bold=True)}")
     click.echo(f"  {judgement.reason}")
-    _print_rows(list(_facts(judgement.evidence)), "    ")
+    _print_rows(list(_facts(judgement)), "    ")
     sql = judgement.evidence.get("sql")
     if sql is not None:
         from .filter import print_parts
@@ -157,25 +159,18 @@ def _print_card(judgement: "Judgement") -> None:
         click.echo(f"    {click.style('→', fg='cyan')} {advice}")
 
 
-def _facts(evidence: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(judgement: "Judgement") -> Iterator[tuple[str, str]]:
+    evidence = judgement.evidence
     committed = evidence.get("committed")
-    progress = "none" if committed is None else str(committed)
-    yield (
-        "progress",
-        f"{progress}; the queue has {evidence.get('queue_begins_at')} to"
-        f" {evidence.get('queue_ends_at')}",
-    )
+    progress = "nothing is committed" if committed is None else str(committed)
+    begin, end = evidence.get("queue_begins_at"), evidence.get("queue_ends_at")
+    yield "progress", f"{progress}; the queue has {begin} to {end}"
     for reading in evidence.get("readings") or ():
-        did = "passed" if reading["acknowledged"] else "not acknowledged"
-        yield (
-            "read by",
-            f"{reading['member']}, {_filter(reading['member_filter'])}; the broker filtered by"
-            f" {_filter(reading['broker_filter'])} and said {reading['broker_said'] or 'nothing'};"
-            f" {did}",
-        )
-        for wanted in reading["wanted_by"]:
-            yield "wanted by", f"{', '.join(wanted['members'])}, {_filter(wanted)}"
-    for move in (evidence.get("moves") or ())[-3:]:
+        yield "read by", _reading(reading)
+        if judgement.fate.value == "LOST_TO_INCONSISTENCY":
+            for wanted in reading["wanted_by"]:
+                yield "wanted by", f"{', '.join(wanted['members'])}, by {_filter(wanted)}"
+    for move in (evidence.get("moves") or ())[-_MOVES:]:
         before = "nothing" if move["before"] is None else move["before"]
         yield (
             "moved",
@@ -189,34 +184,57 @@ def _facts(evidence: dict[str, Any]) -> Iterator[tuple[str, str]]:
     retry = evidence.get("retry")
     if retry is not None:
         due = f", due {_time(retry['due'])}" if retry.get("due") else ""
-        yield "copy", f"{retry['message_id']} in {retry['topic']}, sent back {retry['times']}x{due}"
+        times = "once" if retry["times"] == 1 else f"{retry['times']} times"
+        yield "copy", f"{retry['message_id']} in {retry['topic']}, sent back {times}{due}"
     bitmap = evidence.get("bitmap")
     if bitmap is not None:
         said = {True: "matched", False: "not matched", None: "not said"}[bitmap["group_matched"]]
         yield "bitmap", f"{bitmap['bits']}; this group: {said}"
     since = evidence.get("history_since")
-    yield "history", "none is kept" if since is None else f"since {_time(since)}"
+    if since is not None:
+        yield "history", f"since {_time(since)}"
     for sentence in evidence.get("unknown") or ():
         yield "unknown", sentence
+
+
+def _reading(reading: dict[str, Any]) -> str:
+    own, used = reading["member_filter"], reading["broker_filter"]
+    said = {"true": "matched", "false": "not matched", "null": "not matched", "error": "failed"}
+    verdict = said.get(reading["broker_said"], "what it said is not known")
+    if own is None or own == used:
+        text = f"{reading['member']}, by {_filter(used)}: {verdict}"
+    else:
+        text = f"{reading['member']}, which wants {_filter(own)}; the broker filtered by"
+        text += f" {_filter(used)}: {verdict}"
+    if reading["client_keeps"] is False:
+        text += ", but the client dropped it"
+    return text + ("; progress passed it" if reading["acknowledged"] else "; not acknowledged")
 
 
 def _facts_of_now(evidence: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What the group is today; not what decided, where there is history."""
     if not evidence.get("online"):
-        yield "now", "offline"
+        yield "now", "no member is connected"
         return
-    kind = [evidence.get("consume_type"), evidence.get("message_model"), evidence.get("policy")]
-    yield (
-        "now",
-        f"{', '.join(filter(None, kind))}; the broker filters by"
-        f" {_filter(evidence.get('filter_now'))}",
-    )
+    members = evidence.get("members_now") or {}
+    kinds = [
+        word
+        for name, word in (("consume_type", "CONSUME_ACTIVELY"), ("message_model", "BROADCASTING"))
+        if evidence.get(name) == word
+    ]
+    if evidence.get("policy") not in (None, "rocketmq"):
+        kinds.append(f"policy {evidence['policy']}")
+    used = _filter(evidence.get("filter_now"))
+    count = f"{len(members)} member{'s' * (len(members) != 1)}"
+    yield "now", "; ".join([count, *kinds, f"the broker filters by {used}"])
     by_filter: dict[str, list[str]] = {}
-    for member, own in (evidence.get("members_now") or {}).items():
+    for member, own in members.items():
         by_filter.setdefault(_filter(own), []).append(member)
-    for shown, members in by_filter.items():
-        more = f" and {len(members) - 3} more" if len(members) > 3 else ""
-        yield "members", f"{', '.join(members[:3])}{more}: {shown}"
+    if set(by_filter) == {used}:
+        return
+    for shown, names in by_filter.items():
+        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        yield "members", f"{', '.join(names[:_NAMES])}{more}: {shown}"
 
 
 def _filter(by: dict[str, Any] | None) -> str:

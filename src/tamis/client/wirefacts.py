@@ -26,6 +26,8 @@ from .session import Session
 __all__ = ["StoredPlace", "consuming_groups", "filter_of", "gather_facts", "locate"]
 
 _MEMBERS: Final = 64  # of a group that are asked what they subscribe to
+_GROUPS: Final = 300  # whose members are asked for, if a broker does not tell who subscribes
+_AT_ONCE: Final = 8  # groups
 _ADDRESSES_BELOW: Final = -(2**31)  # tags codes that are addresses in the queue's extension
 _NO_HISTORY: Final = (
     "This broker keeps no history: who read the queue, by which filter, and whether progress was"
@@ -100,11 +102,30 @@ async def consuming_groups(session: Session, topic: str) -> list[str]:
     return sorted(groups)
 
 
-async def gather_facts(
-    session: Session, place: StoredPlace, groups: list[str], at_once: int = 8
-) -> list[GroupFacts]:
-    """Return the facts of several groups, of which so many are asked about at the same time."""
-    slots = asyncio.Semaphore(at_once)
+async def _subscribers(session: Session, topic: str) -> set[str]:
+    """Return the connected groups that subscribe to a topic, of the first few hundred that brokers
+    know, by asking for the members of each."""
+
+    async def ask(_: str, address: str) -> set[str]:
+        answer = await session.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        return set(beans.decode(bodies.GroupTable, answer.body).groups)
+
+    tables = await cluster.each(await cluster.places(session, topic), ask)
+    names = sorted(name for some in tables.values() for name in some)[:_GROUPS]
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def subscribes(group: str) -> bool:
+        async with slots:
+            connected = await groupmembers.connections(session, group)
+            return any(topic in one.subscriptions for one in connected.values())
+
+    asked = await asyncio.gather(*map(subscribes, names))
+    return {name for name, does in zip(names, asked, strict=True) if does}
+
+
+async def gather_facts(session: Session, place: StoredPlace, groups: list[str]) -> list[GroupFacts]:
+    """Return the facts of several groups, a few of which are asked about at the same time."""
+    slots = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(group: str) -> GroupFacts:
         async with slots:

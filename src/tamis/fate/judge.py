@@ -341,7 +341,7 @@ def _time(milliseconds: int) -> str:
 
 def _why_not(message: MessageFacts, by: Filter) -> str:
     if by.kind == "SQL92":
-        return _sql_reason(message, by)
+        return _sql_reason(message, by).removeprefix("It does not match: ")
     if by.kind == "CODE":
         return f"{by} said no."
     tag = message.tag
