@@ -47,15 +47,24 @@ async def explain(
     """Return the message's fate for each group that consumes its topic, or for one group. Raises
     NotFound if the queue has no such offset yet."""
     judgements = await _judged(session, queue, offset, group, {})
-    wanted = {(one.group, name) for one in judgements for name in _undecided_classes(one)}
-    outcomes: dict[str, Outcome] = {}
-    for of_group, name in sorted(wanted):
-        outcome = await code_outcome(session, of_group, name, queue, offset)
-        if outcome is not None:
-            outcomes[name] = outcome
+    return [await _with_code(session, queue, offset, one) for one in judgements]
+
+
+async def _with_code(
+    session: Session, queue: MessageQueue, offset: int, judgement: Judgement
+) -> Judgement:
+    """Return what follows if filter servers can tell what the group's code says, where that was
+    missing. Groups may have different classes of one name, so each is asked about by itself."""
+    outcomes = {
+        name: outcome
+        for name in sorted(_undecided_classes(judgement))
+        if (outcome := await code_outcome(session, judgement.group, name, queue, offset))
+        is not None
+    }
     if not outcomes:
-        return judgements
-    return await _judged(session, queue, offset, group, outcomes)
+        return judgement
+    [decided] = await _judged(session, queue, offset, judgement.group, outcomes)
+    return decided
 
 
 async def _judged(
