@@ -92,14 +92,11 @@ async def consuming_groups(session: Session, topic: str) -> list[str]:
         return beans.decode(bodies.GroupList, answer.body).groups
 
     answers = await cluster.each(await cluster.places(session, topic), ask)
-    groups = {
-        group
-        for some in answers.values()
-        for group in some
-        if not groupmembers.is_system_group(group)
-    }
-    groups.discard(topic)  # 5.3.3's `ConsumerManager` puts the topic where the group belongs
-    return sorted(groups)
+    groups = {group for some in answers.values() for group in some}
+    if topic in groups:  # 5.3.3's `ConsumerManager` puts the topic where the group belongs
+        groups.remove(topic)
+        groups |= await _subscribers(session, topic)
+    return sorted(group for group in groups if not groupmembers.is_system_group(group))
 
 
 async def _subscribers(session: Session, topic: str) -> set[str]:
@@ -111,7 +108,7 @@ async def _subscribers(session: Session, topic: str) -> set[str]:
         return set(beans.decode(bodies.GroupTable, answer.body).groups)
 
     tables = await cluster.each(await cluster.places(session, topic), ask)
-    names = sorted(name for some in tables.values() for name in some)[:_GROUPS]
+    names = sorted({name for some in tables.values() for name in some})[:_GROUPS]
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def subscribes(group: str) -> bool:
