@@ -186,6 +186,7 @@ EVIDENCE = {
     "committed": 6,
     "queue_begins_at": 0,
     "queue_ends_at": 6,
+    "history_since": 1,
 }
 
 

@@ -267,7 +267,10 @@ def _advice(judgement: "Judgement") -> Iterator[str]:
     match judgement.fate.value:
         case "LOST_TO_INCONSISTENCY":
             yield 'find and replay all that was lost: tamis pipeline run, with job = "audit"'
-            yield f"let it not happen again: tamis groups policy {group} isolate"
+            if evidence.get("history_since") is None:  # not a Tamis broker: it has no policies
+                yield "let it not happen again: give all members the same subscriptions"
+            else:
+                yield f"let it not happen again: tamis groups policy {group} isolate"
         case "DEAD_LETTERED":
             yield f"look at it: tamis consume %DLQ%{group}"
         case "SKIPPED_BY_RESET":

@@ -156,7 +156,7 @@ async def _group_facts(session: Session, place: StoredPlace, group: str) -> Grou
         effective=None if effective is None else filter_of(effective),
         members={
             client_id: _own(place.queue.topic, info)
-            for client_id, info in said.items()
+            for client_id, info in sorted(said.items())
             if isinstance(info, bodies.RunningInfo)
         },
         has_offsets=has_offsets,
