@@ -2,6 +2,7 @@
 and how a message is named."""
 
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,16 @@ import pytest
 from client.targets import Cluster, Seen, in_loop
 from client.test_admin import admin_of, consume, soon
 
-from tamis.client import Admin, Message, SendResult, explaining
+from tamis.client import (
+    Admin,
+    ConsumerConfig,
+    Message,
+    Producer,
+    PushConsumer,
+    SendResult,
+    explaining,
+)
+from tamis.code import CodeFilter
 from tamis.errors import ConfigError, Error, GroupNotFound, NotFound, TopicNotFound
 from tamis.fate import Fate, Judgement
 from tamis.testing import LocalBroker, LocalCluster
@@ -217,3 +227,38 @@ async def test_a_groups_sql_is_explained_part_by_part(cluster: Cluster) -> None:
         assert judgement.fate is Fate.FILTERED
     else:
         assert "it would not match" in judgement.reason
+
+
+EVEN = """
+class Even:
+    def match(self, message):
+        return int(message.text) % 2 == 0
+"""
+
+
+@in_loop
+async def test_what_code_says_is_asked_of_a_filter_server(target: str, tmp_path: Path) -> None:
+    if target != "tamis":
+        pytest.skip("brokers of ours start their filter servers themselves")
+    config = ConsumerConfig(start="first", commit_interval=0.2, hold=0.5)
+    odd = EVEN.replace("== 0", "== 1")  # a class of the same name
+    async with LocalCluster(tmp_path, filter_servers=1) as one, Admin(one.nameserver) as admin:
+        await soon(admin.filter_servers, bool)
+        await admin.create_topic("Numbers", queues=1)
+        consumers = {
+            group: PushConsumer(one.nameserver, group, lambda message: None, config=config)
+            for group in ("even", "odd")
+        }
+        async with AsyncExitStack() as stack:
+            for (group, consumer), text in zip(consumers.items(), (EVEN, odd), strict=True):
+                consumer.subscribe("Numbers", code=CodeFilter(f"{group}.py:Even", text))
+                await stack.enter_async_context(consumer)
+            producer = await stack.enter_async_context(Producer(one.nameserver))
+            await producer.send(Message("Numbers", "6"))
+            for group in consumers:
+                await soon(
+                    partial(admin.offsets, group, "Numbers"),
+                    lambda seen: [one.committed for one in seen] == [1],
+                )
+            judgements = await admin.explain(topic="Numbers", queue_id=0, offset=0)
+    assert fates(judgements) == {"even": Fate.CONSUMED, "odd": Fate.FILTERED}

@@ -9,7 +9,18 @@ from ..net.longwork import Long
 from ..net.server import Answer, Handler, Request, Result, Route
 from ..wire import headers as h
 from ..wire.codes import RequestCode, ResponseCode
-from .handlers import clients, explain, groups, locks, monitor, queries, remote, topics, transaction
+from .handlers import (
+    clients,
+    explain,
+    groups,
+    lag,
+    locks,
+    monitor,
+    queries,
+    remote,
+    topics,
+    transaction,
+)
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -195,6 +206,9 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.GET_BROKER_CONSUME_STATS: Route(
             h.GetBrokerConsumeStats,
             current(partial(groups.all_consume_stats, progress, b.groups, lambda: b.address)),
+        ),
+        code.GET_MATCHING_LAG: Route(
+            h.GetMatchingLag, current(partial(lag.matching_lag, b.readers, b.lags))
         ),
         code.GET_ALL_CONSUMER_OFFSET: Route(None, partial(groups.all_offsets, b.offsets)),
         code.GET_ALL_DELAY_OFFSET: Route(

@@ -80,9 +80,12 @@ class _Reader:
 
 
 class Filtered(Protocol):
-    """A pull: it is asked for its filter only if a new span begins."""
+    """A pull: it is asked for its filter only if a new span begins. What the filters of `unless`
+    want is not given to it, but to other lanes."""
 
     def filter(self) -> Filter: ...
+
+    def unless(self) -> tuple[Filter, ...]: ...
 
 
 class Recorder:
@@ -167,7 +170,7 @@ class Recorder:
             span.end = end
             self._moved[span] = None
         elif end > start and not _is_ignored(group, topic):
-            self._begin(group, topic, queue_id, peer, source, by.filter(), start, end, lane)
+            self._begin(group, topic, queue_id, peer, source, by, start, end, lane)
 
     def _begin(
         self,
@@ -176,16 +179,17 @@ class Recorder:
         queue_id: int,
         peer: Peer,
         source: object,
-        by: Filter,
+        pull: Filtered,
         start: int,
         end: int,
         lane: str,
     ) -> None:
+        by, unless = pull.filter(), pull.unless()
         known = self._topic(group, topic)
         member, own = self._member(group, topic, peer)
         spans = known.history.queues.get(queue_id, ())
         last = next((span for span in reversed(spans) if span.lane == lane), None)
-        is_same = last is not None and (last.member, last.filter, last.own) == (member, by, own)
+        is_same = last is not None and _kind_of(last) == (member, by, own, unless)
         if last is not None and is_same and last.is_open and last.end < start:
             # the member was answered so far before the broker was killed
             last.end, last.is_open = start, False
@@ -195,6 +199,7 @@ class Recorder:
             self._moved[last] = None
         else:
             span = Span(start, end, member, by, own, known.view, self._millis(), start, lane)
+            span.unless = unless
             self._add(known, queue_id, span)
         key = (group, topic, queue_id, lane)
         known.readers.add(key)
@@ -578,10 +583,15 @@ def _fields(by: Filter | None) -> list[str] | None:
     return None if by is None else [by.kind, by.text]
 
 
+def _kind_of(span: Span) -> tuple[str, Filter, Filter | None, tuple[Filter, ...]]:
+    """What two readers that follow each other have in common, if they are one."""
+    return span.member, span.filter, span.own, span.unless
+
+
 def _span_fields(queue_id: int, span: Span) -> list[Any]:
     return [
         *(queue_id, span.start, span.end, span.member, _fields(span.filter), _fields(span.own)),
-        *(span.view, span.began, span.acked, span.lane),
+        *(span.view, span.began, span.acked, span.lane, [_fields(by) for by in span.unless]),
     ]
 
 
@@ -648,10 +658,11 @@ def _replay_of_group(
     match kind:
         case "span":
             number = int(line["n"])
-            queue_id, start, end, member, by, own, view, began, acked, lane = line["s"]
+            queue_id, start, end, member, by, own, view, began, acked, lane, unless = line["s"]
             if number not in spans:
                 span = Span(start, end, member, _filter(by) or EVERYTHING, _filter(own), view,
                             began, acked, lane, number=number)  # fmt: skip
+                span.unless = tuple(filter(None, map(_filter, unless)))
                 history.queues.setdefault(int(queue_id), []).append(span)
                 spans[number] = span
         case "view":

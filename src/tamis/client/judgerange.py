@@ -1,35 +1,21 @@
 """Asks a filter server what a group's code says of single messages."""
 
 import logging
-from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import orjson
 
 from ..errors import Error
 from ..filter.logic import Outcome
 from ..wire.bodies import MessageQueue
-from ..wire.fields import Header, Wire
+from ..wire.headers import JudgeRange
 from .session import Session
 
 __all__ = ["code_outcome"]
 
 log = logging.getLogger(__name__)
 
-_JUDGE_RANGE: Final = 12320  # ours, of filter servers
 _SECONDS: Final = 2.0  # for a filter server to judge one message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _JudgeRange(Header):
-    consumer_group: str
-    topic: str
-    queue_id: int
-    begin: int
-    end: int
-    class_name: Annotated[str | None, Wire("class")] = None
-    timeout_millis: int | None = None
-    outcomes: bool = False
 
 
 async def code_outcome(
@@ -39,7 +25,7 @@ async def code_outcome(
     the message's broker can tell."""
     address = await session.routes.master(queue.broker_name)
     route = await session.routes.get(queue.topic)
-    header = _JudgeRange(
+    header = JudgeRange(
         consumer_group=group,
         topic=queue.topic,
         queue_id=queue.queue_id,
@@ -51,7 +37,7 @@ async def code_outcome(
     )
     for server in route.filter_servers.get(address) or ():
         try:
-            answer = await session.ask(server, header, code=_JUDGE_RANGE, timeout=2 * _SECONDS)
+            answer = await session.ask(server, header, timeout=2 * _SECONDS)
             return _outcome(orjson.loads(answer.body), offset)
         except (Error, TimeoutError, ValueError, KeyError, TypeError) as error:
             log.debug("filter server %s does not judge %s: %s", server, queue, error)

@@ -108,6 +108,8 @@ class RequestCode(IntEnum):
     EXPLAIN_MESSAGE = 12310  # ours: the fate of a message for each group, as JSON
     GET_HISTORY = 12311  # ours: who read what by which filter, as JSON
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
+    GET_MATCHING_LAG = 12312  # ours: exact lag of groups, as JSON
+    JUDGE_RANGE = 12320  # ours: what a filter server's class says of some messages, as JSON
 
 
 class ResponseCode(IntEnum):

@@ -472,6 +472,10 @@ class Pull:
             return Filter("TAG", header.subscription or "*")
         return Filter("SQL92", header.subscription or "")
 
+    def unless(self) -> tuple[Filter, ...]:
+        """The filters of others who come first."""
+        return ()
+
     def _answer(self, selection: Selection) -> Answer:
         self._record(selection)
         body, count = selection.body, len(selection.records)
