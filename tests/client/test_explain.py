@@ -240,7 +240,8 @@ class Even:
 async def test_what_code_says_is_asked_of_a_filter_server(target: str, tmp_path: Path) -> None:
     if target != "tamis":
         pytest.skip("brokers of ours start their filter servers themselves")
-    config = ConsumerConfig(start="first", commit_interval=0.2, hold=0.5)
+    soon_seen = {"route_interval": 0.3, "heartbeat_interval": 0.3, "rebalance_interval": 1.0}
+    config = ConsumerConfig(start="first", commit_interval=0.2, hold=1.0, **soon_seen)
     odd = EVEN.replace("== 0", "== 1")  # a class of the same name
     async with LocalCluster(tmp_path, filter_servers=1) as one, Admin(one.nameserver) as admin:
         await soon(admin.filter_servers, bool)
