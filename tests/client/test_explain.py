@@ -184,6 +184,8 @@ async def test_what_is_known_without_history_is_known_of_any_broker(
             lambda: admin.explain(sent.offset_message_id),
             lambda seen: expected.items() <= fates(seen).items(),
         )
+        [by_key] = await admin.explain(sent.message_id, group=failing)
+    assert by_key.evidence["topic"] == topic  # not the copy that was sent back
     by_group = {one.group: one for one in judgements}
     assert by_group[failing].evidence["retry"]["topic"] == f"%RETRY%{failing}"
     assert by_group[dead].evidence["retry"]["topic"] == f"%DLQ%{dead}"

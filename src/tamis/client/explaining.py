@@ -31,6 +31,7 @@ __all__ = ["MAX_MESSAGES", "explain", "find_messages", "find_queue"]
 MAX_MESSAGES: Final = 64  # with one key, the newest
 _MAX_TOPICS: Final = 300  # whose indexes are asked for a unique key
 _AT_ONCE: Final = 16
+_ON_THE_WAY: Final = (DELAY_TOPIC, HALF_TOPIC)  # where messages lie until their time has come
 _LONGEST_ID: Final = 255
 _BY_READINGS: Final = (  # fates that say how the message was read
     Fate.CONSUMED,
@@ -200,15 +201,17 @@ async def _by_id(session: Session, message_id: str, topic: str | None) -> Receiv
 
 
 async def _user_topics(session: Session) -> list[str]:
+    """Those of messages on their way come last: copies of others, sent back, are there too."""
     answer = await session.ask_nameserver(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     topics = beans.decode(bodies.TopicList, answer.body).topics
-    return sorted(one for one in topics if not one.startswith((RETRY_PREFIX, "%DLQ%")))
+    users = [one for one in topics if not one.startswith((RETRY_PREFIX, "%DLQ%"))]
+    return sorted(users, key=lambda one: (one in _ON_THE_WAY, one))
 
 
 async def _delivered(session: Session, message: ReceivedMessage) -> tuple[MessageQueue, int]:
     """Where consumers find the message: one that is delayed, or half of a transaction, lies
     elsewhere until its time has come. Raises NotFound if that has not."""
-    if message.queue.topic not in (DELAY_TOPIC, HALF_TOPIC):
+    if message.queue.topic not in _ON_THE_WAY:
         return message.queue, message.offset
     topic = message.properties.get(PropertyName.REAL_TOPIC, "")
     key = message.properties.get(PropertyName.UNIQUE_KEY)
