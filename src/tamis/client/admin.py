@@ -20,7 +20,7 @@ from ..wire.codes import RequestCode, ResponseCode, version_name
 from . import explaining, lag, lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, Moment, check_group, check_topic, millis
-from .groupmembers import connections, is_system_group, running_info
+from .groupmembers import connections, running_info
 from .received import RETRY_PREFIX, ReceivedMessage, retry_topic
 from .reports import (
     GroupInfo,
@@ -30,6 +30,7 @@ from .reports import (
     QueueProgress,
     TopicInfo,
     TopicPlace,
+    is_system_group,
     mismatches,
 )
 from .session import Session

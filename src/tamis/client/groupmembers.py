@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
 
 from ..errors import ConsumerOffline, Error
 from ..wire import beans, bodies, headers
@@ -10,26 +9,7 @@ from ..wire.codes import RequestCode
 from . import cluster
 from .session import Session
 
-__all__ = ["connections", "is_system_group", "running_info", "running_infos"]
-
-_SYSTEM_GROUPS: Final = frozenset(  # of `MixAll`
-    [
-        "TOOLS_CONSUMER",
-        "SCHEDULE_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PULL",
-    ]
-)
-_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-
-
-def is_system_group(name: str) -> bool:
-    return name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_GROUP_PREFIX)
+__all__ = ["connections", "running_info", "running_infos"]
 
 
 async def connections(session: Session, group: str) -> dict[str, bodies.ConsumerConnection]:

@@ -20,6 +20,7 @@ from ..wire.bodies import MessageQueue, Subscription
 from ..wire.codes import Language, RequestCode
 from . import cluster, groupmembers, lookups, offsets
 from .received import ReceivedMessage, retry_topic
+from .reports import is_system_group
 from .retrycopies import newest_copy
 from .session import Session
 
@@ -96,7 +97,7 @@ async def consuming_groups(session: Session, topic: str) -> list[str]:
     if topic in groups:  # 5.3.3's `ConsumerManager` puts the topic where the group belongs
         groups.remove(topic)
         groups |= await _subscribers(session, topic)
-    return sorted(group for group in groups if not groupmembers.is_system_group(group))
+    return sorted(group for group in groups if not is_system_group(group))
 
 
 async def _subscribers(session: Session, topic: str) -> set[str]:
