@@ -17,6 +17,7 @@ from .admin import groups, offsets, topics
 from .consume import consume
 from .demo import demo
 from .doctor import doctor
+from .explain import explain
 from .filter import filter_group
 from .filterserver import filterserver
 from .options import is_of_spark
@@ -57,6 +58,7 @@ tamis.add_command(consume)
 tamis.add_command(topics)
 tamis.add_command(groups)
 tamis.add_command(offsets)
+tamis.add_command(explain)
 tamis.add_command(doctor)
 tamis.add_command(demo)
 tamis.add_command(filter_group)

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import ClassVar, Final, Literal, Self
 
-from ..errors import ConfigError, ConsumerOffline, Error, GroupNotFound, TopicNotFound
+from ..errors import ConfigError, Error, GroupNotFound, TopicNotFound
+from ..fate import Judgement
 from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
-from . import lag, lookups, resets
+from . import explaining, lag, lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, Moment, check_group, check_topic, millis
+from .groupmembers import connections, running_info
 from .received import RETRY_PREFIX, ReceivedMessage, retry_topic
 from .reports import (
     GroupInfo,
@@ -319,7 +321,7 @@ class Admin:
         """With its offsets and the messages it was to be given again; its dead letters stay.
         Raises GroupNotFound, and Error if it has members: they would bring it back."""
         known = await self._group_settings(name)
-        if members := await self._connections(name):
+        if members := await connections(self._session, name):
             clients = {one.client_id for found in members.values() for one in found.connections}
             raise Error(f"group {name} has members ({', '.join(sorted(clients))}): stop them first")
         everyone = await masters(self._session)
@@ -332,7 +334,7 @@ class Admin:
     async def group(self, name: str) -> GroupInfo:
         """Raises GroupNotFound."""
         known = await self._group_settings(name)
-        connected = await self._connections(name)
+        connected = await connections(self._session, name)
         subscriptions: dict[str, Subscription] = {}
         asking: dict[str, Awaitable[GroupMember]] = {}
         for broker, found in connected.items():
@@ -356,22 +358,6 @@ class Admin:
             consume_from_where=some.consume_from_where if some is not None else "",
         )
 
-    async def _connections(self, group: str) -> dict[str, bodies.ConsumerConnection]:
-        """By the brokers it has members at."""
-
-        async def ask(_: str, address: str) -> bodies.ConsumerConnection | None:
-            header = headers.OfConsumerGroup(consumer_group=group)
-            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
-            try:
-                answer = await self._session.ask(address, header, code=code)
-            except ConsumerOffline:
-                return None
-            found = beans.decode(bodies.ConsumerConnection, answer.body)
-            return found if found.connections else None
-
-        made = await each(await masters(self._session), ask)
-        return {broker: found for broker, found in made.items() if found is not None}
-
     async def _member(self, group: str, broker: str, one: bodies.Connection) -> GroupMember:
         """What it says itself; the broker asks it for us."""
         member = GroupMember(
@@ -380,14 +366,11 @@ class Admin:
             language=one.language,
             version=version_name(one.version),
         )
-        header = headers.GetRunningInfo(consumer_group=group, client_id=one.client_id)
         try:
-            address = await self._session.routes.master(broker)
-            answer = await self._session.ask(address, header)
-            found = beans.decode(bodies.RunningInfo, answer.body).subscriptions
+            said = await running_info(self._session, group, broker, one.client_id)
         except (Error, TimeoutError, ValueError) as error:
             return replace(member, error=str(error))
-        return replace(member, subscriptions={one.topic: one for one in found})
+        return replace(member, subscriptions={one.topic: one for one in said.subscriptions})
 
     # Offsets
 
@@ -468,7 +451,7 @@ class Admin:
         """
         goal = resets.Goal(to=to, time_ms=_millis(time), offset=offset, queue=queue, force=force)
         planned = await self._planned(group, topic, goal)
-        online = set(await self._connections(group))
+        online = set(await connections(self._session, group))
         return await resets.reset(self._session, group, topic, goal, planned, online=online)
 
     # Messages
@@ -490,6 +473,44 @@ class Admin:
         """The newest, the oldest of them first; stored from `begin` to `end`."""
         times = _millis(begin), _millis(end)
         return await lookups.by_key(self._session, topic, key, limit, *times)
+
+    async def explain(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        queue_id: int | None = None,
+        offset: int | None = None,
+        broker: str | None = None,
+        group: str | None = None,
+    ) -> list[Judgement]:
+        """Return why a message was, or was not, consumed, by each group of its topic or by one.
+
+        The message is named by its id (of a unique key the topic is asked for, if there are many),
+        by a key of its topic, which several messages may have, or by its place in a queue. Raises
+        NotFound, GroupNotFound, TopicNotFound, and ConfigError if it is not named in one way.
+        """
+        ways = [message_id is not None, key is not None, (queue_id, offset) != (None, None)]
+        if ways.count(True) != 1:
+            raise ConfigError("name the message in one way: an id, a key, or a queue and an offset")
+        if message_id is None and topic is None:
+            raise ConfigError("a key, or a queue and an offset, needs the topic")
+        if ways[2] and (queue_id is None or offset is None or min(queue_id, offset) < 0):
+            raise ConfigError("a queue and an offset are both needed, and not less than 0")
+        if group is not None:
+            await self._group_settings(group)
+        if queue_id is not None and offset is not None and topic is not None:
+            queue = await explaining.find_queue(self._session, topic, queue_id, broker)
+            messages = [(queue, offset)]
+        else:
+            messages = await explaining.find_messages(
+                self._session, message_id, topic=topic, key=key
+            )
+        judgements = []
+        for queue, at in messages:
+            judgements += await explaining.explain(self._session, queue, at, group)
+        return judgements
 
 
 def _millis(moment: Moment | None) -> int | None:

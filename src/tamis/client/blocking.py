@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from ..errors import Error, UnreadableMessage
+from ..fate import Judgement
 from ..message import Message
 from ..wire.bodies import MessageQueue, Subscription
 from ._background import Facade, pass_on, result
@@ -622,3 +623,25 @@ class Admin(Facade):
         end: Moment | None = None,
     ) -> list[ReceivedMessage]:
         return self._run(self._inner.messages_by_key, topic, key, limit=limit, begin=begin, end=end)
+
+    def explain(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        queue_id: int | None = None,
+        offset: int | None = None,
+        broker: str | None = None,
+        group: str | None = None,
+    ) -> list[Judgement]:
+        return self._run(
+            self._inner.explain,
+            message_id,
+            topic=topic,
+            key=key,
+            queue_id=queue_id,
+            offset=offset,
+            broker=broker,
+            group=group,
+        )

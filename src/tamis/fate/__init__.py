@@ -15,7 +15,8 @@ from .facts import (
 from .filters import Filter, FilterKind
 from .history import GroupHistory, History, Span
 from .judge import judge
-from .track import track_type
+from .standing import MemberNow, standing_reading
+from .track import apache_track, track_type
 
 __all__ = [
     "Fate",
@@ -26,12 +27,15 @@ __all__ = [
     "History",
     "Judgement",
     "LaneFacts",
+    "MemberNow",
     "MessageFacts",
     "Move",
     "Reading",
     "RetryFacts",
     "Span",
     "View",
+    "apache_track",
     "judge",
+    "standing_reading",
     "track_type",
 ]

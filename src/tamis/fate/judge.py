@@ -18,7 +18,7 @@ from ..filter.logic import Outcome
 from ..filter.parser import parse
 from .facts import EXPIRED, UNSAVED, Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
 from .filters import Filter
-from .track import track_type
+from .track import apache_track
 
 __all__ = ["judge"]
 
@@ -37,7 +37,7 @@ def judge(message: MessageFacts, group: GroupFacts) -> Judgement:
         or _by_filters(message, group, looks)
         or _by_ignorance(message, group)
     )
-    evidence = _evidence(message, group, looks) | {"track": track_type(fate)}
+    evidence = _evidence(message, group, looks) | {"track": apache_track(message, group)}
     return Judgement(group=group.group, fate=fate, reason=reason, evidence=evidence)
 
 
@@ -354,7 +354,7 @@ def _time(milliseconds: int) -> str:
 
 def _why_not(message: MessageFacts, by: Filter) -> str:
     if by.kind == "SQL92":
-        return _sql_reason(message, by)
+        return _sql_reason(message, by).removeprefix("It does not match: ")
     if by.kind == "CODE":
         return f"{by} said no."
     tag = message.tag

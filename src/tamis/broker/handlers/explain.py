@@ -135,6 +135,8 @@ class Explainer:
             retry=copies.get(name),
             policy=self.policy(name),
             bitmap_bit=_bitmap_bit(message, filter_data),
+            has_offsets=bool(self.offsets.topics(name)),
+            has_retry_topic=retry_topic(name) in self.topics,
         )
 
     def copies(self, message: StoredMessage, groups: list[str]) -> Steps[dict[str, RetryFacts]]:
