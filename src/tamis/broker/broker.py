@@ -28,6 +28,7 @@ from ..wire.bodies import TopicConfig
 from . import dispatch, supervisor
 from ._sends import Sends
 from .config import BrokerConfig, Settings
+from .conflicts import Conflicts
 from .delay import Delays
 from .filters import Filters
 from .groups import Groups
@@ -39,14 +40,16 @@ from .holds import Holds
 from .intake import Intake
 from .latency import Latency
 from .locks import Locks
-from .members import Consumers, Producers
+from .members import ConsumerGroup, Consumers, Producers
 from .offsets import Offsets
 from .queueing import Queueing
 from .quotas import Quotas
 from .registration import Registrar
+from .rules import Rules
 from .saving import Saver
 from .stats import Stats
 from .supervisor import FilterServerProcesses
+from .tending import Tending
 from .topics import Topics
 from .transactions import Transactions
 from .verdicts import Verdicts
@@ -146,6 +149,11 @@ class Broker:
         self.filters = Filters(folder, bloom, lambda: max(now(), store.last_time / 1000))
         self.quotas = self.topics.quotas = self.groups.quotas = Quotas(self.settings, self._clock)
         self.consumers, self.producers = Consumers(), Producers()
+        self.rules = Rules(folder, store)
+        self.conflicts = Conflicts(
+            self.settings, self.rules, self.consumers, self.offsets, self._clock
+        )
+        self.tending = Tending(self.settings, self.conflicts, self.consumers, store, self._clock)
         self.notices = Notices(self.settings, self.groups, self.server.work)
         self._departed: asyncio.Queue[Peer] = asyncio.Queue()
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
@@ -182,6 +190,7 @@ class Broker:
             self._clock,
         )
         self.puller.work = self.server.work
+        self.puller.conflicts = self.conflicts
         self.sender = Sender(
             self.settings,
             store,
@@ -194,6 +203,7 @@ class Broker:
             store_host,
             now,
         )
+        self.sender.conflicts = self.conflicts
         self.sends = Sends(
             self.settings,
             self.intake,
@@ -216,6 +226,7 @@ class Broker:
         self.background.keep("transactions", self.transactions.run)
         self._every(lambda: 0.0, self._flush)  # it sleeps itself
         self._every(lambda: _SWEEP, self._sweep)
+        self._every(lambda: _SWEEP, self._tend_lanes)
         self._every(lambda: _SAVE_OFFSETS, self._save_offsets)
         self._every(lambda: _SAVE_FILTERS, self._save_filters)
         self._every(lambda: _CLEAN, self.clean)
@@ -231,12 +242,19 @@ class Broker:
         self.saver.add("filters", self.filters)
         self.saver.add("consumer offsets", self.offsets)
         self.saver.add("delay offsets", self.delays)
+        self.saver.add("group rules", self.rules)
         self.queueing.on_delayed = self.delays.wake
         self.topics.on_change = self._topic_changed
         self.groups.on_change = lambda: self.saver.soon("groups")
         self.filter_servers.on_change = self.registrar.changed
         self.consumers.on_change = self.notices.changed
         self.consumers.on_empty = self._group_left
+        self.consumers.on_leave = self.conflicts.left
+        self.consumers.on_reset = self.conflicts.reset
+        self.groups.on_delete = self.conflicts.forget
+        self.conflicts.on_divided = self.notices.changed
+        self.conflicts.on_united = self._group_united
+        self.conflicts.wake = self.holds.grown
         self.filters.on_change = self._filters_changed
         self._filters_changed()
         self.settings.on_change = self._reconfigured
@@ -275,6 +293,7 @@ class Broker:
 
     def _peer_closed(self, peer: Peer) -> None:
         self.filter_servers.drop(peer)
+        self.conflicts.drop(peer)
         self._departed.put_nowait(peer)
 
     async def _see_off(self) -> None:
@@ -298,6 +317,11 @@ class Broker:
         self.filters.leave(group)
         self.puller.forget(group)
 
+    def _group_united(self, group: ConsumerGroup) -> None:
+        """Its members agree again: their SQL is the group's, whoever registered last."""
+        self.filters.make_way_for(group.name, group.subscriptions.values())
+        self.filters.register(group.name, group.subscriptions.values())
+
     def _filters_changed(self) -> None:
         if self.settings.config.bitmaps:
             self.store.set_filters(self.filters.all(), self.filters.compiled)
@@ -306,6 +330,8 @@ class Broker:
     def _reconfigured(self, old: BrokerConfig, new: BrokerConfig) -> None:
         if old.permission != new.permission:
             self.registrar.changed()
+        if old.subscription_conflicts != new.subscription_conflicts:
+            self.conflicts.policy_changed()
 
     # What runs beside the requests.
 
@@ -361,10 +387,18 @@ class Broker:
             self.queueing.stored()
         self.store.correct_queues(_CLEAN_SLICE)
 
+    async def _tend_lanes(self) -> None:
+        if self.conflicts.divisions:
+            work = self.server.work
+            await self.tending.tend(
+                lambda: work.turn(self.tending), lambda job: work.call(self.tending, job)
+            )
+
     async def _save_offsets(self) -> None:
         self.transactions.note_progress()
         self.saver.soon("consumer offsets")
         self.saver.soon("delay offsets")
+        self.saver.soon("group rules")
 
     async def _save_filters(self) -> None:
         self.filters.clean(self.settings.config.filter_keep_seconds)

@@ -77,16 +77,18 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.LITE_PULL_MESSAGE: Route(h.PullMessage, b.puller.pull_message),
         code.CONSUMER_SEND_MSG_BACK: Route(h.SendMessageBack, b.sender.send_back),
         code.QUERY_CONSUMER_OFFSET: Route(
-            h.QueryConsumerOffset, current(partial(clients.query_offset, b.offsets, b.store))
+            h.QueryConsumerOffset,
+            current(partial(clients.query_offset, b.offsets, b.store, b.conflicts)),
         ),
         code.UPDATE_CONSUMER_OFFSET: Route(
-            h.UpdateConsumerOffset, partial(clients.update_offset, b.settings, b.offsets)
+            h.UpdateConsumerOffset,
+            partial(clients.update_offset, b.settings, b.offsets, b.conflicts),
         ),
         code.GET_CONSUMER_LIST_BY_GROUP: Route(
-            h.OfConsumerGroup, partial(clients.consumer_list, b.consumers)
+            h.OfConsumerGroup, partial(clients.consumer_list, b.consumers, b.conflicts)
         ),
-        code.LOCK_BATCH_MQ: Route(None, partial(locks.lock_queues, b.locks)),
-        code.UNLOCK_BATCH_MQ: Route(None, partial(locks.unlock_queues, b.locks)),
+        code.LOCK_BATCH_MQ: Route(None, partial(locks.lock_queues, b.locks, b.conflicts)),
+        code.UNLOCK_BATCH_MQ: Route(None, partial(locks.unlock_queues, b.locks, b.conflicts)),
         # Both.
         code.HEART_BEAT: Route(
             None,
@@ -98,6 +100,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 b.consumers,
                 b.producers,
                 b.filters,
+                b.conflicts,
             ),
         ),
         code.UNREGISTER_CLIENT: Route(
@@ -154,7 +157,10 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.DELETE_SUBSCRIPTIONGROUP: Route(
             h.DeleteGroup,
             durable(
-                partial(groups.delete_group, b.groups, b.offsets), "groups", "consumer offsets"
+                partial(groups.delete_group, b.groups, b.offsets),
+                "groups",
+                "consumer offsets",
+                "group rules",
             ),
         ),
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(None, partial(groups.all_groups, b.groups)),

@@ -25,6 +25,7 @@ from ...wire.headers import (
     UpdateConsumerOffset,
 )
 from ..config import Settings
+from ..conflicts import Conflicts
 from ..filters import MOST_TAGS, Filters, is_quick, try_compile
 from ..groups import Groups
 from ..members import ConsumerGroup, Consumers, Member, Producers
@@ -61,6 +62,7 @@ def heartbeat(
     consumers: Consumers,
     producers: Producers,
     filters: Filters,
+    conflicts: Conflicts,
     header: None,
     request: Request,
     now: Callable[[], float] = time.monotonic,
@@ -99,10 +101,21 @@ def heartbeat(
         elif "@" in name:
             refused = f"the group {name!r}: there may be no @ in its name"
             continue
+        why = conflicts.refusal(name, member(), consumer.subscriptions)
+        if why is not None:
+            conflicts.refuse(name, member(), why)
+            refused = why
+            continue
+        yield from conflicts.compile_steps(name, consumer.subscriptions)
+        is_agreed = conflicts.is_agreed(name, peer, consumer.subscriptions)
+        if is_agreed:
+            filters.make_way_for(name, consumer.subscriptions)
         # before the group is told of: its pulls may follow at once
         yield from filters.register_steps(name, consumer.subscriptions)
         if not peer.is_closed:
-            consumers.heartbeat(consumer, member())
+            is_divided = name in conflicts.divisions
+            consumers.heartbeat(consumer, member(), is_divided=is_divided, is_agreed=is_agreed)
+            conflicts.joined(name, peer)
     for producer in data.producers:
         yield None
         if peer.is_closed:
@@ -217,12 +230,15 @@ def unregister(
 
 
 @stepwise
-def consumer_list(consumers: Consumers, header: OfConsumerGroup, request: Request) -> Steps[Answer]:
+def consumer_list(
+    consumers: Consumers, conflicts: Conflicts, header: OfConsumerGroup, request: Request
+) -> Steps[Answer]:
+    """Of a group that is divided, a member is told of those it shares the queues with."""
     group = consumers.groups.get(header.consumer_group)
     if group is None:
         why = f"no consumer for this group, {header.consumer_group}"
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
-    body = yield from beans.encode_steps(ConsumerIds(ids=group.client_ids))
+    body = yield from beans.encode_steps(ConsumerIds(ids=conflicts.client_ids(group, request.peer)))
     return Answer(Nothing(), body)
 
 
@@ -253,7 +269,11 @@ def check_client_config(settings: Settings, header: None, request: Request) -> S
 
 
 def update_offset(
-    settings: Settings, offsets: Offsets, header: UpdateConsumerOffset, request: Request
+    settings: Settings,
+    offsets: Offsets,
+    conflicts: Conflicts,
+    header: UpdateConsumerOffset,
+    request: Request,
 ) -> Answer:
     most = settings.config.most_offsets
     if max(len(header.consumer_group), len(header.topic)) > MOST_NAME:
@@ -265,16 +285,27 @@ def update_offset(
             "groups that are not used"
         )
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
+    group, queue = header.consumer_group, (header.topic, header.queue_id)
+    if conflicts.is_needed and conflicts.commit(group, request.peer, queue, header.commit_offset):
+        return Answer(Nothing())
     offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
     return Answer(Nothing())
 
 
 def query_offset(
-    offsets: Offsets, store: Store, header: QueryConsumerOffset, request: Request
+    offsets: Offsets,
+    store: Store,
+    conflicts: Conflicts,
+    header: QueryConsumerOffset,
+    request: Request,
 ) -> Answer:
     """Without one a new group begins at the start, if the queue still has its start and that is
     not far behind; else the client decides where."""
     found = offsets.get(header.consumer_group, header.topic, header.queue_id)
+    if conflicts.is_needed:
+        queue_of_lane = (header.topic, header.queue_id)
+        own = conflicts.offset(header.consumer_group, request.peer, queue_of_lane)
+        found = own if own is not None else found
     if found is not None and found >= 0:
         return Answer(OffsetResponse(offset=found))
     queue = store.find_queue(header.topic, header.queue_id)

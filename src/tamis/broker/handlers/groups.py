@@ -399,6 +399,7 @@ def reset_offset(
             raise ResponseError(ResponseCode.CONSUMER_NOT_ONLINE, why)
     queues = {MessageQueue(header.topic, broker, i): offset for i, offset in table.items()}
     if group is not None:
+        consumers.on_reset(name, header.topic, table)
         yield from _push_reset(group, header, queues)
     return (yield from answer_steps(ResetOffsets(offsets=queues)))
 
