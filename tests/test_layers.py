@@ -13,7 +13,7 @@ SRC = Path(tamis.__file__).parent
 
 ALL_BUT_CLI = {
     *("errors", "message", "wire", "filter", "store", "net", "nameserver", "broker", "client"),
-    *("code", "sandbox", "filterserver", "spark", "pipeline", "testing"),
+    *("code", "fate", "sandbox", "filterserver", "spark", "pipeline", "testing"),
 }
 MAY_IMPORT = {
     "errors": set(),
@@ -21,20 +21,22 @@ MAY_IMPORT = {
     "message": {"errors"},
     "wire": {"errors", "message"},
     "filter": {"errors"},
+    "fate": {"errors", "filter"},
     "store": {"errors", "message", "wire", "filter"},  # of wire, what lies in files: checked below
     "net": {"errors", "wire"},
     "nameserver": {"errors", "wire", "net"},
-    "broker": {"errors", "message", "wire", "filter", "store", "net"},
+    "broker": {"errors", "message", "wire", "filter", "fate", "store", "net"},
     "code": {"errors", "message", "wire", "filter"},
-    "client": {"errors", "message", "wire", "net", "filter", "code"},
+    "client": {"errors", "message", "wire", "net", "filter", "fate", "code"},
     "sandbox": {"errors", "filter", "code"},  # of filter, what an outcome is
     "filterserver": {
         *("errors", "message", "wire", "net", "client", "filter", "code", "sandbox"),
     },
     "spark": {
         *("errors", "message", "wire", "net", "filter", "store", "client", "code", "sandbox"),
+        "fate",
     },
-    "pipeline": {"errors", "filter", "spark", "code", "sandbox"},
+    "pipeline": {"errors", "filter", "fate", "spark", "code", "sandbox"},
     "testing": ALL_BUT_CLI,
     "cli": ALL_BUT_CLI | {"testing"},
     "__main__": {"cli"},

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ConfigError, StoreError
+from ..fate.filters import Filter
 from ..filter.bloom import BloomFilter
 from ..message import Host
 from ..net.aio import Peer
@@ -36,6 +37,7 @@ from .handlers.clients import Notices
 from .handlers.monitor import FilterServers, Load
 from .handlers.pull import Puller
 from .handlers.send import Sender, born_host
+from .history import Recorder
 from .holds import Holds
 from .intake import Intake
 from .latency import Latency
@@ -49,7 +51,7 @@ from .rules import Rules
 from .saving import Saver
 from .stats import Stats
 from .supervisor import FilterServerProcesses
-from .tending import Tending
+from .tending import GivenUp, Tending
 from .topics import Topics
 from .transactions import Transactions
 from .verdicts import Verdicts
@@ -149,9 +151,10 @@ class Broker:
         self.filters = Filters(folder, bloom, lambda: max(now(), store.last_time / 1000))
         self.quotas = self.topics.quotas = self.groups.quotas = Quotas(self.settings, self._clock)
         self.consumers, self.producers = Consumers(), Producers()
+        self.recorder = Recorder(folder, self.settings, self.consumers, self._first_offset, now)
         self.rules = Rules(folder, store)
         self.conflicts = Conflicts(
-            self.settings, self.rules, self.consumers, self.offsets, self._clock
+            self.settings, self.rules, self.consumers, self.offsets, self.recorder, self._clock
         )
         self.tending = Tending(self.settings, self.conflicts, self.consumers, store, self._clock)
         self.notices = Notices(self.settings, self.groups, self.server.work)
@@ -187,6 +190,7 @@ class Broker:
             self.queueing,
             self.stats,
             self.verdicts,
+            self.recorder,
             self._clock,
         )
         self.puller.work = self.server.work
@@ -240,6 +244,7 @@ class Broker:
         self.saver.add("topics", self.topics, self.topics.sync)
         self.saver.add("groups", self.groups)
         self.saver.add("filters", self.filters)
+        self.saver.add("history", self.recorder)
         self.saver.add("consumer offsets", self.offsets)
         self.saver.add("delay offsets", self.delays)
         self.saver.add("group rules", self.rules)
@@ -255,10 +260,15 @@ class Broker:
         self.conflicts.on_divided = self.notices.changed
         self.conflicts.on_united = self._group_united
         self.conflicts.wake = self.holds.grown
+        self.tending.on_lane_given_up = self._lane_given_up
+        self.consumers.on_member = self.recorder.member_changed
+        self.recorder.on_change = lambda: self.saver.soon("history")
+        self.offsets.before_save = self._save_history
         self.filters.on_change = self._filters_changed
         self._filters_changed()
         self.settings.on_change = self._reconfigured
         self.saver.soon("topics")
+        self.saver.soon("history")
 
     async def close(self) -> None:
         """Everything is answered, stored and saved; the next start has nothing to recover. A step
@@ -277,6 +287,7 @@ class Broker:
         await self._try("store what was taken", self.intake.close)
         self._threads.shutdown()  # whoever is still at a file is done with it after this
         self.transactions.note_progress()
+        self.recorder.close()
         self.saver.save_all()
         try:
             self.store.close()
@@ -308,6 +319,15 @@ class Broker:
                 if count % _SEEN_OFF == 0:
                     await self.server.work.turn(self)
 
+    def _first_offset(self, topic: str, queue_id: int) -> int:
+        queue = self.store.find_queue(topic, queue_id)
+        return 0 if queue is None else queue.min_offset
+
+    def _save_history(self) -> None:
+        """Before offsets are saved. If it fails they are all the same: the saver tries again."""
+        with contextlib.suppress(OSError):
+            self.recorder.flush()
+
     def _topic_changed(self, topic: TopicConfig | None) -> None:
         self.saver.soon("topics")
         if topic is not None:
@@ -316,6 +336,17 @@ class Broker:
     def _group_left(self, group: str) -> None:
         self.filters.leave(group)
         self.puller.forget(group)
+
+    def _lane_given_up(self, lane: GivenUp) -> None:
+        for (topic, queue_id), (start, end, _) in lane.left.items():
+            one = lane.filters[topic]
+            self.recorder.moved(
+                *(lane.group, topic, queue_id, start, end),
+                by="the broker",
+                why="no member had this subscription any more, and the time to hold it was over",
+                lane=lane.lane,
+                wanted=Filter(one.kind, one.text),
+            )
 
     def _group_united(self, group: ConsumerGroup) -> None:
         """Its members agree again: their SQL is the group's, whoever registered last."""
@@ -396,6 +427,8 @@ class Broker:
 
     async def _save_offsets(self) -> None:
         self.transactions.note_progress()
+        self.recorder.note_progress()
+        self.saver.soon("history")
         self.saver.soon("consumer offsets")
         self.saver.soon("delay offsets")
         self.saver.soon("group rules")
@@ -408,6 +441,7 @@ class Broker:
         """Removes what is too old, or what the disk has no room for."""
         for path in self.store.clean(_CLEAN_SLICE):
             log.info("%s: removed, it was too old or the disk too full", path)
+        self.recorder.clean()
 
     def load(self) -> Load:
         return Load(sends=self.intake.backlog)

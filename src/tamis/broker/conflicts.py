@@ -19,6 +19,7 @@ from ..wire.bodies import MessageModel, Subscription
 from ..wire.codes import ResponseCode
 from .config import Settings
 from .filters import is_quick, try_compile
+from .history import Recorder
 from .lanes import MOST_LANES, Division, Lane, LaneFilter, lane_filters, lane_id
 from .members import ConsumerGroup, Consumers, Member
 from .offsets import Offsets
@@ -42,12 +43,14 @@ class Conflicts:
         rules: Rules,
         consumers: Consumers,
         offsets: Offsets,
+        recorder: Recorder,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self.rules = rules
         self._consumers = consumers
         self._offsets = offsets
+        self._recorder = recorder
         self._clock = clock
         self.divisions = rules.divisions
         self.refused: dict[str, dict[Peer, str]] = {}  # by group: why
@@ -407,14 +410,15 @@ class Conflicts:
 
     # Offsets.
 
-    def commit(self, group: str, peer: Peer, queue: Queue, offset: int) -> bool:
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, peer: Peer) -> bool:
         """Returns whether it was taken care of: the group is divided."""
+        queue = (topic, queue_id)
         division = self.divisions.get(group)
         if division is None:
             return False
         lane = division.by_peer.get(peer)
         if lane is not None:
-            self.commit_lane(division, lane, queue, offset)
+            self.commit_lane(division, lane, queue, offset, peer)
             return True
         if division.by_peer:  # a member that is not known yet: it says so again
             why = (
@@ -426,13 +430,17 @@ class Conflicts:
         self._follow(division, queue)
         return True
 
-    def commit_lane(self, division: Division, lane: Lane, queue: Queue, offset: int) -> None:
+    def commit_lane(
+        self, division: Division, lane: Lane, queue: Queue, offset: int, peer: Peer
+    ) -> None:
         if not division.reads(lane, queue[0]):
             self._offsets.commit(division.group, *queue, offset)
             return
         self._follow(division, queue)
+        before = lane.progress.get(queue)
         if lane.commit(queue, offset):
             self.rules.changes += 1
+            self._recorder.committed(division.group, *queue, before, offset, peer, lane.id)
             self.write(division, queue)
 
     def offset(self, group: str, peer: Peer, queue: Queue) -> int | None:

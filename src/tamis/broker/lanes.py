@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ..errors import InvalidFilter
 from ..filter.engines.closures import Closure, compile_closure, evaluate
@@ -53,7 +53,7 @@ class LaneFilter:
     """A member's filter on a topic. Two are equal if they are the same kind and text; tags are
     compared as a set."""
 
-    kind: str  # TAG, SQL92 or CODE
+    kind: Literal["TAG", "SQL92", "CODE"]
     text: str
     tags: frozenset[str] = frozenset()
     codes: frozenset[int] = frozenset()  # of tags that a client did not name
@@ -63,7 +63,7 @@ class LaneFilter:
         if one.class_filter_mode:
             return cls("CODE", f"{one.expression}#{one.code_crc or 0}")
         if not one.is_tags:
-            return cls(one.expression_type or "TAG", one.expression)
+            return cls("SQL92", one.expression)  # the only other kind; others do not compile
         if one.expression == "*":
             return cls("TAG", "*")
         if one.tags:
@@ -73,7 +73,9 @@ class LaneFilter:
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "LaneFilter":
         """Raises KeyError, TypeError or ValueError."""
-        kind, text = str(said["kind"]), str(said["text"])
+        kind, text = said["kind"], str(said["text"])
+        if kind not in ("TAG", "SQL92", "CODE"):
+            raise ValueError(f"a filter of kind {kind!r}")
         tags = frozenset(map(str, said.get("tags") or ()))
         return cls(kind, text, tags, frozenset(map(int, said.get("codes") or ())))
 
@@ -142,7 +144,7 @@ class LaneFilter:
 def filter_of_pull(expression: str | None, expression_type: str | None) -> LaneFilter:
     """What a pull brings with it, as the member's heartbeat would have said it."""
     if expression_type not in (None, "", "TAG"):
-        return LaneFilter(expression_type or "", expression or "")
+        return LaneFilter("SQL92", expression or "")
     made = parse_tags(expression)
     if made.matches_all:
         return LaneFilter("TAG", "*")

@@ -83,18 +83,20 @@ class ConsumerGroup:
         for member in self.members.values():
             self.subscriptions |= member.subscriptions
 
-    def _join(self, member: Member) -> None:
-        """In the place of what it was, if it was there."""
+    def _join(self, member: Member) -> bool:
+        """In the place of what it was, if it was there. Returns whether it subscribes to something
+        else."""
         before = self.members.get(member.peer)
         self.members[member.peer] = member
         member.peer.kept += member.weight - (before.weight if before is not None else 0)
         if before is not None:
             if before.subscriptions == member.subscriptions:
-                return
+                return False
             self._forget(before)
         for topic, one in member.subscriptions.items():
             self._said.setdefault(topic, Counter())[_text(one)] += 1
         self._warn_of_differences(member.subscriptions)
+        return True
 
     def _forget(self, member: Member) -> None:
         for topic, one in member.subscriptions.items():
@@ -175,12 +177,17 @@ def _text(one: Subscription) -> str:
 
 class Consumers:
     """`on_change`: a group has other members or topics. `on_empty`: its last member left.
-    `on_leave`: a member left. `on_reset`: members are told to go elsewhere in a topic."""
+    `on_member`: a member subscribes to something else than before, which is given; to nothing at
+    all if it left. `on_leave`: a member left. `on_reset`: members are told to go elsewhere in a
+    topic."""
 
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
         self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
         self.on_empty: Callable[[str], None] = lambda group: None
+        self.on_member: Callable[[ConsumerGroup, Member, Mapping[str, Subscription]], None] = (
+            lambda group, member, before: None
+        )
         self.on_leave: Callable[[ConsumerGroup, Member], None] = lambda group, member: None
         self.on_reset: Callable[[str, str, Mapping[int, int]], None] = lambda *_: None
         self._groups_of: dict[Peer, dict[str, None]] = {}
@@ -232,7 +239,8 @@ class Consumers:
         elif is_agreed:
             group._make_way_for(said)
         changed = group._subscribe(said)
-        group._join(member)
+        if group._join(member):
+            self.on_member(group, member, known.subscriptions if known is not None else {})
         if is_new or changed:
             self.on_change(group)
 
@@ -263,11 +271,14 @@ class Consumers:
             del self._groups_of[peer]
         if group.members:
             group._forget(member)
-            self.on_leave(group, member)
-            self.on_change(group)
         else:
             del self.groups[group.name]
-            self.on_leave(group, member)
+        before, member.subscriptions = member.subscriptions, {}
+        self.on_leave(group, member)
+        self.on_member(group, member, before)
+        if group.members:
+            self.on_change(group)
+        else:
             self.on_empty(group.name)
 
     def drop_silent(self, before: float) -> Iterator[None]:

@@ -28,6 +28,7 @@ from ..config import Settings
 from ..conflicts import Conflicts
 from ..filters import MOST_TAGS, Filters, is_quick, try_compile
 from ..groups import Groups
+from ..history import Recorder
 from ..members import ConsumerGroup, Consumers, Member, Producers
 from ..offsets import Offsets
 from ..quotas import MOST_NAME
@@ -271,6 +272,7 @@ def check_client_config(settings: Settings, header: None, request: Request) -> S
 def update_offset(
     settings: Settings,
     offsets: Offsets,
+    recorder: Recorder,
     conflicts: Conflicts,
     header: UpdateConsumerOffset,
     request: Request,
@@ -285,10 +287,12 @@ def update_offset(
             "groups that are not used"
         )
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
-    group, queue = header.consumer_group, (header.topic, header.queue_id)
-    if conflicts.is_needed and conflicts.commit(group, request.peer, queue, header.commit_offset):
+    queue = (header.consumer_group, header.topic, header.queue_id)
+    if conflicts.is_needed and conflicts.commit(*queue, header.commit_offset, request.peer):
         return Answer(Nothing())
-    offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+    before = offsets.commit(*queue, header.commit_offset)
+    if before != header.commit_offset:
+        recorder.committed(*queue, before, header.commit_offset, request.peer)
     return Answer(Nothing())
 
 

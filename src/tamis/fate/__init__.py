@@ -1,0 +1,37 @@
+"""Why a message was, or was not, consumed by a group: a pure function of facts, and the history it
+judges by. Nothing here asks anybody, reads a clock or touches a file."""
+
+from .facts import (
+    Fate,
+    GroupFacts,
+    Judgement,
+    LaneFacts,
+    MessageFacts,
+    Move,
+    Reading,
+    RetryFacts,
+    View,
+)
+from .filters import Filter, FilterKind
+from .history import GroupHistory, History, Span
+from .judge import judge
+from .track import track_type
+
+__all__ = [
+    "Fate",
+    "Filter",
+    "FilterKind",
+    "GroupFacts",
+    "GroupHistory",
+    "History",
+    "Judgement",
+    "LaneFacts",
+    "MessageFacts",
+    "Move",
+    "Reading",
+    "RetryFacts",
+    "Span",
+    "View",
+    "judge",
+    "track_type",
+]

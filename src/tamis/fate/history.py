@@ -1,0 +1,234 @@
+"""Who read what, by which filter: the record that fates are judged by.
+
+For each group, topic and queue there are *spans*, in the order they began: one member was answered
+with what lies from one offset to another, by one filter, while the group's members had the filters
+of one *view*. Beside them, *changes* (members that come, go or subscribe differently) and *moves*
+(progress that changed otherwise than by reading). The broker keeps it (`broker/history.py`); this
+is the model, its JSON, and the questions it answers.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from .facts import Move, Reading, View
+from .filters import Filter
+
+__all__ = ["Change", "GroupHistory", "History", "Span"]
+
+MOST_CHANGES: Final = 1000  # remembered of a group on a topic
+MOST_MOVES: Final = 1000  # likewise
+_MEMBERS_SHOWN: Final = 3  # client ids for each filter of a view
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Messages from `start` up to `end`, looked at for `member`. Progress is acknowledged up to
+    `acked`. `is_open`: the broker stopped without saving how far it got."""
+
+    start: int
+    end: int
+    member: str
+    filter: Filter
+    own: Filter | None
+    view: int  # number in the views of the group on the topic
+    began: int
+    acked: int = 0
+    lane: str = ""
+    is_open: bool = False
+    number: int = -1  # by which the broker's file knows it
+
+    def covers(self, offset: int) -> bool:
+        return self.start <= offset < self.end
+
+
+class Change(NamedTuple):
+    """A member's subscription to a topic: None before it came, None after it left."""
+
+    time: int
+    member: str
+    before: Filter | None
+    after: Filter | None
+
+
+@dataclass(slots=True, eq=False)
+class GroupHistory:
+    """A group on a topic."""
+
+    group: str
+    topic: str
+    since: int  # from when on all of it is known
+    views: dict[int, View] = field(default_factory=dict)  # by number; the last is in force
+    queues: dict[int, list[Span]] = field(default_factory=dict)
+    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOST_MOVES))
+    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
+    floors: dict[int, int] = field(default_factory=dict)  # offsets before which spans were dropped
+    is_broadcasting: bool = False
+    is_pull: bool = False
+
+    def readings(self, queue_id: int, offset: int) -> tuple[Reading, ...]:
+        """Return who read the message, the first first."""
+        return tuple(
+            Reading(
+                member=span.member,
+                filter=span.filter,
+                own=span.own,
+                view=self.views.get(span.view, NO_VIEW),
+                began=span.began,
+                start=span.start,
+                end=span.end,
+                acknowledged=span.acked > offset,
+                lane=span.lane,
+            )
+            for span in self.queues.get(queue_id, ())
+            if span.covers(offset)
+        )
+
+    def moves_of(self, queue_id: int) -> tuple[Move, ...]:
+        return tuple(move for move in self.moves if move.queue_id == queue_id)
+
+    def first_read(self, queue_id: int) -> int | None:
+        """Return the lowest offset that any span of the queue begins at."""
+        return min((span.start for span in self.queues.get(queue_id, ())), default=None)
+
+    def unsaved_from(self, queue_id: int, offset: int) -> int | None:
+        """Return the end of a span that may have gone on to the message, had the broker not
+        stopped before it could save that."""
+        ends = [s.end for s in self.queues.get(queue_id, ()) if s.is_open and s.end <= offset]
+        return max(ends, default=None)
+
+    def is_known_from(self, queue_id: int) -> int:
+        """Return the offset before which spans of the queue are no longer kept."""
+        return self.floors.get(queue_id, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it, filters by number."""
+        numbers = _Numbers()
+        spans = [
+            [
+                *(queue_id, span.start, span.end, span.member, numbers[span.filter]),
+                *(numbers[span.own], span.view, span.began, span.acked, span.lane),
+                *(span.is_open, span.number),
+            ]
+            for queue_id, spans in self.queues.items()
+            for span in list(spans)
+        ]
+        views = {
+            str(number): [view.since, [[numbers[f], list(m)] for f, m in view.filters.items()]]
+            for number, view in self.views.items()
+        }
+        return {
+            "group": self.group,
+            "topic": self.topic,
+            "since": self.since,
+            "spans": spans,
+            "views": views,
+            "moves": [_move_to_json(move, numbers) for move in self.moves],
+            "changes": [
+                [c.time, c.member, numbers[c.before], numbers[c.after]] for c in self.changes
+            ],
+            "floors": {str(queue_id): offset for queue_id, offset in self.floors.items()},
+            "broadcasting": self.is_broadcasting,
+            "pull": self.is_pull,
+            "filters": numbers.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "GroupHistory":
+        """Raises KeyError, TypeError, ValueError or IndexError for what is not such a record."""
+        filters: list[Filter] = [Filter(kind, text) for kind, text in value["filters"]]
+
+        def named(number: int | None) -> Filter | None:
+            return None if number is None else filters[number]
+
+        made = cls(value["group"], value["topic"], int(value["since"]))
+        for queue_id, start, end, member, by, own, view, began, acked, lane, *rest in value[
+            "spans"
+        ]:
+            is_open, number = rest
+            made.queues.setdefault(int(queue_id), []).append(
+                Span(
+                    *(int(start), int(end), str(member), filters[by], named(own), int(view)),
+                    *(int(began), int(acked), str(lane), bool(is_open), int(number)),
+                )
+            )
+        for number, (since, members) in value["views"].items():
+            made.views[int(number)] = View(
+                int(since), {filters[by]: tuple(ids) for by, ids in members}
+            )
+        made.moves.extend(_move_from_json(fields, filters) for fields in value["moves"])
+        for time, member, before, after in value["changes"]:
+            made.changes.append(Change(int(time), str(member), named(before), named(after)))
+        made.floors.update((int(queue), int(offset)) for queue, offset in value["floors"].items())
+        made.is_broadcasting, made.is_pull = bool(value["broadcasting"]), bool(value["pull"])
+        return made
+
+
+NO_VIEW: Final = View(0, {})
+
+
+@dataclass(slots=True, eq=False)
+class History:
+    """Of a broker, from `since` on; or the part of it that somebody asked for."""
+
+    since: int
+    groups: dict[tuple[str, str], GroupHistory] = field(default_factory=dict)  # by group, topic
+    broker: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        groups = [history.to_json() for history in self.groups.values()]
+        return {"broker": self.broker, "since": self.since, "groups": groups}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "History":
+        """Raises as `GroupHistory.from_json`."""
+        groups = map(GroupHistory.from_json, value["groups"])
+        known = {(history.group, history.topic): history for history in groups}
+        return cls(int(value["since"]), known, str(value.get("broker", "")))
+
+
+def make_view(time: int, filters: Iterable[tuple[str, Filter]]) -> View:
+    """Return the view of members, given by client id and filter."""
+    made: dict[Filter, tuple[str, ...]] = {}
+    for member, by in filters:
+        known = made.get(by, ())
+        if len(known) < _MEMBERS_SHOWN and member not in known:
+            made[by] = (*known, member)
+        elif not known:
+            made[by] = (member,)
+    return View(time, made)
+
+
+class _Numbers:
+    """Gives each filter a number, in the order they are met."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Filter, int] = {}
+
+    def __getitem__(self, by: Filter | None) -> int | None:
+        return None if by is None else self._numbers.setdefault(by, len(self._numbers))
+
+    def to_json(self) -> list[list[str]]:
+        return [[by.kind, by.text] for by in self._numbers]
+
+
+def _move_to_json(move: Move, numbers: _Numbers) -> list[Any]:
+    return [
+        *(move.time, move.queue_id, move.before, move.after, move.by, move.why, move.lane),
+        numbers[move.filter],
+    ]
+
+
+def _move_from_json(fields: list[Any], filters: list[Filter]) -> Move:
+    time, queue_id, before, after, by, why, lane, wanted = fields
+    return Move(
+        time=int(time),
+        queue_id=int(queue_id),
+        before=None if before is None else int(before),
+        after=int(after),
+        by=str(by),
+        why=str(why),
+        lane=str(lane),
+        filter=None if wanted is None else filters[wanted],
+    )
