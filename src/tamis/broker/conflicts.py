@@ -12,6 +12,8 @@ from functools import partial
 from typing import Final
 
 from ..errors import InvalidFilter, ResponseError
+from ..fate.facts import LaneFacts
+from ..fate.filters import Filter
 from ..net.aio import Peer
 from ..net.longwork import Steps
 from ..store.commitlog import Queue
@@ -20,7 +22,7 @@ from ..wire.codes import ResponseCode
 from .config import Settings
 from .filters import is_quick, try_compile
 from .history import Recorder
-from .lanes import MOST_LANES, Division, Lane, LaneFilter, lane_filters, lane_id
+from .lanes import MOST_LANES, CutOver, Division, Lane, LaneFilter, lane_filters, lane_id
 from .members import ConsumerGroup, Consumers, Member
 from .offsets import Offsets
 from .rules import Rules
@@ -72,6 +74,19 @@ class Conflicts:
 
     def policy(self, group: str) -> str:
         return self.rules.policies.get(group) or self._settings.config.subscription_conflicts
+
+    @property
+    def default_policy(self) -> str:
+        return self._settings.config.subscription_conflicts
+
+    @property
+    def hold(self) -> float:
+        """Seconds that a lane is held for."""
+        return self._settings.config.isolate_hold_seconds
+
+    def held_seconds(self, lane: Lane) -> float | None:
+        """For how long it has had no member."""
+        return round(self._clock() - lane.left, 3) if lane.left is not None else None
 
     # Heartbeats.
 
@@ -266,14 +281,31 @@ class Conflicts:
         self._changed(division, group)
         return division
 
-    def divide_for_cutover(self, name: str) -> Division:
-        """A division to put a cut-over in, with the members there are."""
-        group = self._consumers.groups.get(name)
-        if group is not None:
-            return self._divide(group, None)
-        division = self.divisions[name] = Division(name)
-        self.is_needed = True
-        return division
+    def cut_over(self, name: str, change: CutOver) -> None:
+        """Puts a cut-over in force. There is a lane for what is left before the cut, with members
+        or not."""
+        division, group = self.divisions.get(name), self._consumers.groups.get(name)
+        if division is None and group is not None:
+            division = self._divide(group, None)
+        elif division is None:
+            division = self.divisions[name] = Division(name)
+        topic = change.topic
+        if not any(lane.filters.get(topic) == change.old for lane in division.lanes):
+            lane = self.add_lane(division, {topic: change.old})
+            lane.is_placeholder = True
+            lane.rewinds.clear()
+            for queue_id, cut in change.cuts.items():  # where nothing was read, nothing is left
+                lane.progress.setdefault((topic, queue_id), cut)
+        division.cutovers[topic] = change
+        for lane in division.lanes:
+            if lane.filters.get(topic) == change.new:
+                for queue_id, cut in change.cuts.items():
+                    lane.progress[topic, queue_id] = max(
+                        cut, lane.progress.get((topic, queue_id), cut)
+                    )
+        for queue_id in change.cuts:
+            self.write(division, (topic, queue_id))
+        self._changed(division, group)
 
     def _place(self, division: Division, member: Member, *, is_reading: bool = False) -> bool:
         """Puts a member into its lane, and returns whether it was not there. `is_reading`: it goes
@@ -285,13 +317,24 @@ class Conflicts:
         if before is not None:
             self._take_out(before, member.peer)
         if lane is None:
+            self._drop_placeholders(division, filters)
             lane = self.add_lane(division, filters)
             if is_reading:
                 lane.rewinds.clear()
+        lane.is_placeholder = False
         lane.members[member.peer] = None
         lane.left, lane.stands_back = None, False
         division.by_peer[member.peer] = lane
         return True
+
+    def _drop_placeholders(self, division: Division, filters: dict[str, LaneFilter]) -> None:
+        """Of members with the old filter of a cut-over, when one is there: the group's offset is
+        theirs, so its lane begins at the same place."""
+        division.lanes = [
+            lane
+            for lane in division.lanes
+            if not (lane.is_placeholder and lane.filters.items() <= filters.items())
+        ]
 
     def _take_out(self, lane: Lane, peer: Peer) -> None:
         lane.members.pop(peer, None)
@@ -319,7 +362,7 @@ class Conflicts:
         division.stamp = object()
         self.rules.changes += 1
         self.is_needed = True
-        self.wake(division.queues())
+        self.wake(division.queues() | division.began.keys())
         if group is not None:
             self.on_divided(group)
 
@@ -407,6 +450,23 @@ class Conflicts:
         """Under which a member's locks are kept."""
         lane = self.lane(group, peer)
         return group if lane is None else f"{group}\0{lane.id}"
+
+    def lane_facts(self, group: str, topic: str, queue_id: int) -> tuple[LaneFacts, ...]:
+        """What to judge a message's fate by; nothing if the group is not divided."""
+        division, known = self.divisions.get(group), self._consumers.groups.get(group)
+        made = []
+        for lane in division.lanes if division is not None else ():
+            one = lane.filters.get(topic)
+            found = [known.members.get(peer) for peer in lane.members] if known is not None else []
+            made.append(
+                LaneFacts(
+                    key=lane.id,
+                    filter=Filter(one.kind, one.text) if one is not None else None,
+                    committed=lane.progress.get((topic, queue_id)),
+                    members=tuple(member.client_id for member in found if member is not None),
+                )
+            )
+        return tuple(made)
 
     # Offsets.
 

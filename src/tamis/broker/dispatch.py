@@ -9,7 +9,18 @@ from ..net.longwork import Long
 from ..net.server import Answer, Handler, Request, Result, Route
 from ..wire import headers as h
 from ..wire.codes import RequestCode, ResponseCode
-from .handlers import clients, explain, groups, locks, monitor, queries, remote, topics, transaction
+from .handlers import (
+    clients,
+    explain,
+    groups,
+    locks,
+    monitor,
+    queries,
+    remote,
+    rules,
+    topics,
+    transaction,
+)
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -30,8 +41,11 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         b.filters,
         b.offsets,
         b.recorder,
-        lambda group: "rocketmq",
+        b.conflicts.policy,
+        b.conflicts.lane_facts,
     )
+
+    deciding = rules.Deciding(name, b.conflicts, b.consumers, b.filters, b.topics, b.store, b.now)
 
     async def finished(result: Result, request: Request) -> Answer | None:
         """The answer that a handler's result comes to."""
@@ -241,6 +255,16 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.CONSUME_MESSAGE_DIRECTLY: Route(
             h.ConsumeDirectly, partial(remote.consume_directly, name, b.consumers, b.store)
         ),
+        # Members that disagree.
+        code.SET_GROUP_POLICY: Route(
+            h.SetGroupPolicy,
+            durable(partial(rules.set_policy, deciding), "group rules", "consumer offsets"),
+        ),
+        code.SET_GROUP_FILTER: Route(
+            h.SetGroupFilter,
+            durable(current(partial(rules.set_filter, deciding)), "group rules"),
+        ),
+        code.GET_GROUP_RULES: Route(h.GetGroupRules, partial(rules.get_rules, deciding)),
         # The broker.
         code.GET_BROKER_RUNTIME_INFO: Route(
             None,

@@ -1,4 +1,4 @@
-"""Reads a queue for a lane: by its own filter, on its side of a cut-over, without what others get."""
+"""Reads a queue for a lane: by its filter, on its side of a cut-over, without what others get."""
 
 from dataclasses import replace
 

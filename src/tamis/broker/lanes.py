@@ -192,6 +192,7 @@ class Lane:
     filters: dict[str, LaneFilter]
     members: dict[Peer, None] = field(default_factory=dict)
     left: float | None = None  # when its last member left, by the broker's clock
+    is_placeholder: bool = False  # it stands for members with an old filter, yet to be seen
     stands_back: bool = False  # it comes last, for it has no members
     progress: dict[Queue, int] = field(default_factory=dict)
     served: dict[Queue, int] = field(default_factory=dict)  # how far members have read

@@ -15,7 +15,7 @@ from ..store.commitlog import Queue
 from ..store.store import Store
 from .lanes import Band, CutOver, Division, Lane, LaneFilter, lane_id
 
-__all__ = ["MOST_CUTOVERS", "MOST_RULES", "POLICIES", "Rules"]
+__all__ = ["MOST_CUTOVERS", "MOST_RULES", "POLICIES", "Rules", "cutover_to_json"]
 
 POLICIES: Final = ("rocketmq", "reject", "isolate")
 MOST_RULES: Final = 10_000  # groups with a policy of their own or a cut-over
@@ -99,6 +99,7 @@ def _lane_to_json(lane: Lane) -> dict[str, Any]:
     return {
         "id": lane.id,
         "born": lane.born,
+        "isPlaceholder": lane.is_placeholder,
         "filters": {topic: one.to_json() for topic, one in lane.filters.items()},
         "progress": _by_topic(lane.progress),
         "rewinds": _by_topic(lane.rewinds),
@@ -119,6 +120,7 @@ def _lane_to_json(lane: Lane) -> dict[str, Any]:
 def _lane_from_json(said: Mapping[str, Any]) -> Lane:
     filters = {topic: LaneFilter.from_json(one) for topic, one in said["filters"].items()}
     lane = Lane(lane_id(filters), int(said["born"]), filters)
+    lane.is_placeholder = bool(said.get("isPlaceholder"))
     lane.progress = _of_topics(said["progress"])
     lane.rewinds = _of_topics(said.get("rewinds") or {})
     for one in said.get("had") or ():

@@ -105,6 +105,9 @@ class Tending:
                 await self._stand_back(division, lane, turn)
         for change in list(division.cutovers.values()):
             self._retire(division, change)
+        if not division.cutovers and self._conflicts.policy(division.group) != "isolate":
+            self._conflicts.unite(division)
+            return
         is_one = len(division.lanes) <= 1 and not any(lane.rewinds for lane in division.lanes)
         if is_one and not division.cutovers and not any(lane.bands for lane in division.lanes):
             self._conflicts.unite(division)

@@ -423,7 +423,25 @@ async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", given: _G
         stack.push_async_callback(asyncio.to_thread, exporter.close)  # it waits for a scrape
         host = config.advertise if config.bind in _EVERYWHERE else config.bind
         told += f", metrics http://{show_address(host, exporter.port)}/metrics"
-    return told
+    return f"{told}\ntamis: {_policy(config)}"
+
+
+def _policy(config: "BrokerConfig") -> str:
+    """What becomes of members of a group that subscribe differently."""
+    if config.subscription_conflicts == "rocketmq":
+        return (
+            "subscription_conflicts rocketmq: members of a group that subscribe differently LOSE "
+            "messages, as in RocketMQ; reject or isolate them to lose none"
+        )
+    if config.subscription_conflicts == "reject":
+        return (
+            "subscription_conflicts reject: a member that subscribes differently from the others "
+            "of its group is refused"
+        )
+    return (
+        "subscription_conflicts isolate: members of a group that subscribe differently are each "
+        "served by their own subscription"
+    )
 
 
 def _promise(config: "BrokerConfig") -> str:

@@ -107,6 +107,9 @@ class RequestCode(IntEnum):
     LITE_PULL_MESSAGE = 361  # 5.x lite pull consumers; as PULL_MESSAGE
     EXPLAIN_MESSAGE = 12310  # ours: the fate of a message for each group, as JSON
     GET_HISTORY = 12311  # ours: who read what by which filter, as JSON
+    SET_GROUP_FILTER = 12313  # ours: another filter for a group, from an offset on
+    GET_GROUP_RULES = 12314  # ours: policies, cut-overs and lanes of groups, as JSON
+    SET_GROUP_POLICY = 12315  # ours: what becomes of members that disagree
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
 
 
