@@ -1,16 +1,18 @@
 """A member of a consumer group that does by hand what clients do: heartbeat, find its queues, pull,
 acknowledge. Each test decides what it does when, so nothing here waits on a timer."""
 
-from collections.abc import Iterable
+import asyncio
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from broker.running import Client
+from broker.running import Client, messages
 
 from tamis.broker.broker import Broker
 from tamis.message import StoredMessage
 from tamis.wire import beans
 from tamis.wire.bodies import ConsumerIds, LockRequest, LockResponse, MessageQueue, Subscription
-from tamis.wire.codes import PullFlag, RequestCode, ResponseCode
+from tamis.wire.codes import RequestCode, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.headers import (
     OfConsumerGroup,
@@ -104,8 +106,6 @@ class GroupMember:
             return await self.step(topic, queue_id, **others)
         self.last = answer
         self.at[place] = header.next_begin_offset
-        from broker.running import messages
-
         one = next((s for s in self.said if s.topic == topic), None)
         found = messages(answer.body) if answer.code == ResponseCode.SUCCESS else []
         if one is not None and one.tags:
@@ -136,5 +136,23 @@ class GroupMember:
         return queue in beans.decode(LockResponse, answer.body).queues
 
 
-def commit_flag() -> int:
-    return int(PullFlag.COMMIT_OFFSET)
+class Clock:
+    """The broker's, which a test puts forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+async def tend(broker: Broker) -> None:
+    """What the broker does about once a second."""
+
+    async def turn() -> None:
+        await asyncio.sleep(0)
+
+    async def call(job: Callable[[], Any]) -> Any:
+        return job()
+
+    await broker.tending.tend(turn, call)

@@ -69,6 +69,7 @@ class Rules:
             division = self.divisions.get(name)
             if division is not None:
                 made["isBroadcast"] = division.is_broadcast
+                made["began"] = _by_topic(division.began)
                 made["lanes"] = [_lane_to_json(lane) for lane in division.lanes]
                 made["cutovers"] = [cutover_to_json(one) for one in division.cutovers.values()]
 
@@ -92,7 +93,9 @@ class Rules:
                 lanes.sort(key=lambda lane: lane.born)
                 cutovers = {one.topic: one for one in changes}
                 broadcast = bool(said.get("isBroadcast"))
-                self.divisions[name] = Division(name, lanes, cutovers, broadcast)
+                division = Division(name, lanes, cutovers, broadcast)
+                division.began = _of_topics(said.get("began") or {})
+                self.divisions[name] = division
 
 
 def _lane_to_json(lane: Lane) -> dict[str, Any]:

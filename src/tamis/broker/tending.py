@@ -129,9 +129,14 @@ class Tending:
             found = lanereads.read(self._store, division, lane, queue, at, limits)
         except InvalidFilter:
             return
-        if found.status in _PASSED and found.next_offset > at:
+        following = int(found.next_offset)
+        if found.records:
+            following = record.decode(memoryview(found.records[0].data)).queue_offset
+        elif found.status not in _PASSED:
+            return
+        if following > at:
             lane.rewinds.pop(queue, None)
-            lane.commit(queue, found.next_offset)
+            lane.commit(queue, following)
             self._conflicts.rules.changes += 1
             self._conflicts.write(division, queue)
 

@@ -423,7 +423,8 @@ async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", given: _G
         stack.push_async_callback(asyncio.to_thread, exporter.close)  # it waits for a scrape
         host = config.advertise if config.bind in _EVERYWHERE else config.bind
         told += f", metrics http://{show_address(host, exporter.port)}/metrics"
-    return f"{told}\ntamis: {_policy(config)}"
+    click.echo(f"tamis: {_policy(config)}", err=True)
+    return told
 
 
 def _policy(config: "BrokerConfig") -> str:
