@@ -178,7 +178,7 @@ def test_a_group_may_have_a_policy_of_its_own_which_outlives_a_restart(tmp_path:
 
 def test_the_policy_can_be_changed_while_members_disagree(tmp_path: Path) -> None:
     async def work() -> None:
-        async with running(tmp_path) as (broker, client):
+        async with running(tmp_path) as (broker, _):
             a = await GroupMember.join(broker, GROUP, "a", tags(TOPIC, "A"))
             b = await GroupMember.join(broker, GROUP, "b", tags(TOPIC, "B", 2))
             assert await b.peers() == ["a", "b"]

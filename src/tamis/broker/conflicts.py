@@ -223,7 +223,7 @@ class Conflicts:
         elif group.name not in self.disagreeing:
             self.disagreeing.add(group.name)
             self.conflicts += 1
-            if self.policy(group.name) == "rocketmq":
+            if self.policy(group.name) == "rocketmq" and group.name not in self.divisions:
                 log.error(
                     "group %s: its members disagree about what they want; the last heartbeat "
                     "decides for all, and messages are LOST (subscriptionConflicts=rocketmq). "
@@ -274,10 +274,11 @@ class Conflicts:
                 self._place(division, member, is_reading=True)
         if latest is not None:
             self._place(division, group.members[latest])
-        log.warning(
-            "group %s: its members disagree; each is served by its own subscription, in %d lanes",
-            *(group.name, len(division.lanes)),
-        )
+        if len(division.lanes) > 1:
+            log.warning(
+                "group %s: its members disagree; each is served by its own subscription (%d lanes)",
+                *(group.name, len(division.lanes)),
+            )
         self._changed(division, group)
         return division
 

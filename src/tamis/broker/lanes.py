@@ -291,6 +291,14 @@ class Division:
     def next_born(self) -> int:
         return max((lane.born for lane in self.lanes), default=0) + 1
 
+    def note_beginning(self, lane: Lane, queue: Queue, offset: int) -> None:
+        """Where a queue is first read from: lanes to come begin there if nothing is committed yet.
+        Members with the new filter of a cut-over begin at the cut, which says nothing."""
+        if queue not in self.began:
+            change = self.cutovers.get(queue[0])
+            if change is None or lane.filters.get(queue[0]) != change.new:
+                self.began[queue] = offset
+
     # Who is given which message.
 
     def wants(self, lane: Lane, queue: Queue, offset: int, properties: Properties) -> bool:

@@ -485,7 +485,7 @@ class Pull:
         target = lane.touch(self.queue, self._header.queue_offset)
         if target is not None:
             return lanereads.moved(store, self.queue, target)
-        division.began.setdefault(self.queue, self._header.queue_offset)
+        division.note_beginning(lane, self.queue, self._header.queue_offset)
         found = lanereads.read(store, division, lane, self.queue, self._at, limits)
         read_to = max(lane.served.get(self.queue, 0), found.next_offset, self._at)
         lane.served[self.queue] = read_to
