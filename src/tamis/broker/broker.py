@@ -257,6 +257,7 @@ class Broker:
         self.consumers.on_leave = self.conflicts.left
         self.consumers.on_reset = self.conflicts.reset
         self.groups.on_delete = self.conflicts.forget
+        self.rules.on_change = lambda: self.saver.soon("group rules")
         self.conflicts.on_divided = self.notices.changed
         self.conflicts.on_united = self._group_united
         self.conflicts.wake = self.holds.grown

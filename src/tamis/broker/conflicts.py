@@ -22,7 +22,17 @@ from ..wire.codes import ResponseCode
 from .config import Settings
 from .filters import is_quick, try_compile
 from .history import Recorder
-from .lanes import MOST_LANES, CutOver, Division, Lane, LaneFilter, lane_filters, lane_id
+from .lanes import (
+    MOST_AWAITED,
+    MOST_LANES,
+    CutOver,
+    Division,
+    Lane,
+    LaneFilter,
+    Newcomer,
+    lane_filters,
+    lane_id,
+)
 from .members import ConsumerGroup, Consumers, Member
 from .offsets import Offsets
 from .rules import Rules
@@ -324,6 +334,10 @@ class Conflicts:
                 lane.rewinds.clear()
         lane.is_placeholder = False
         lane.members[member.peer] = None
+        if before is not None:
+            lane.newcomers[member.peer] = Newcomer(member.client_id)
+        elif member.client_id in lane.awaited:
+            lane.newcomers[member.peer] = lane.awaited.pop(member.client_id)
         lane.left, lane.stands_back = None, False
         division.by_peer[member.peer] = lane
         return True
@@ -339,6 +353,9 @@ class Conflicts:
 
     def _take_out(self, lane: Lane, peer: Peer) -> None:
         lane.members.pop(peer, None)
+        newcomer = lane.newcomers.pop(peer, None)
+        if newcomer is not None and len(lane.awaited) < MOST_AWAITED:  # it may connect anew
+            lane.awaited[newcomer.client_id] = newcomer
         if not lane.members:
             lane.left = self._clock()
 
@@ -362,6 +379,7 @@ class Conflicts:
         """Who is given what is another now. Members are told if their lane may be another one."""
         division.stamp = object()
         self.rules.changes += 1
+        self.rules.on_change()
         self.is_needed = True
         self.wake(division.queues() | division.began.keys())
         if group is not None:
@@ -498,6 +516,8 @@ class Conflicts:
             self._offsets.commit(division.group, *queue, offset)
             return
         self._follow(division, queue)
+        if lane.is_stale(peer, queue):
+            return
         before = lane.progress.get(queue)
         if lane.commit(queue, offset):
             self.rules.changes += 1

@@ -29,12 +29,14 @@ from .topics import RETRY_PREFIX
 
 __all__ = [
     "LANE_PROPERTY",
+    "MOST_AWAITED",
     "MOST_LANES",
     "Band",
     "CutOver",
     "Division",
     "Lane",
     "LaneFilter",
+    "Newcomer",
     "filter_of_pull",
     "lane_filters",
     "lane_id",
@@ -42,6 +44,7 @@ __all__ = [
 
 LANE_PROPERTY: Final = "TAMIS_LANE"  # of a message sent back: the lane it comes back to
 MOST_LANES: Final = 64  # of a group; a member with one more subscription is refused
+MOST_AWAITED: Final = 1000  # members of a lane that may come back and have to be told to go back
 MOST_BANDS: Final = 8  # of a queue; beyond it the oldest is dropped, and messages are had twice
 _SHOWN: Final = 200  # characters of an expression in messages
 
@@ -179,6 +182,12 @@ class Band:
     leftover: LaneFilter | None = None
 
 
+@dataclass(slots=True)
+class Newcomer:
+    client_id: str
+    queues: set[Queue] = field(default_factory=set)
+
+
 @dataclass(eq=False, slots=True)
 class Lane:
     """Members with equal subscriptions, and how far they have come.
@@ -198,6 +207,9 @@ class Lane:
     served: dict[Queue, int] = field(default_factory=dict)  # how far members have read
     bands: dict[Queue, list[Band]] = field(default_factory=dict)
     rewinds: dict[Queue, int] = field(default_factory=dict)
+    # members that came from another lane, and in which queues they go on from where this one is
+    newcomers: dict[Peer, "Newcomer"] = field(default_factory=dict)
+    awaited: dict[str, "Newcomer"] = field(default_factory=dict)  # likewise, before a restart
 
     @property
     def is_code(self) -> bool:
@@ -218,13 +230,23 @@ class Lane:
                 del self.bands[queue]
         return True
 
-    def touch(self, queue: Queue, offset: int) -> int | None:
+    def is_stale(self, peer: Peer, queue: Queue) -> bool:
+        """Whether what a member says of a queue may be about what it read in another lane."""
+        known = self.newcomers.get(peer)
+        return known is not None and queue not in known.queues
+
+    def touch(self, queue: Queue, offset: int, peer: Peer) -> int | None:
         """A member reads the queue from `offset` on. Returns where it has to go back to first."""
         target = self.rewinds.get(queue)
         if target is not None:
             if offset > target:
                 return target
             del self.rewinds[queue]
+        if self.is_stale(peer, queue):
+            target = self.progress.get(queue)
+            if target is not None and offset > target:
+                return target
+            self.newcomers[peer].queues.add(queue)
         if queue not in self.progress:
             self.progress[queue] = offset
         return None

@@ -13,7 +13,7 @@ from ..errors import StoreError
 from ..store import tables
 from ..store.commitlog import Queue
 from ..store.store import Store
-from .lanes import Band, CutOver, Division, Lane, LaneFilter, lane_id
+from .lanes import Band, CutOver, Division, Lane, LaneFilter, Newcomer, lane_id
 
 __all__ = ["MOST_CUTOVERS", "MOST_RULES", "POLICIES", "Rules", "cutover_to_json"]
 
@@ -31,6 +31,7 @@ class Rules:
         self.path = folder / "tamisGroups.json"
         self._store = store
         self.changes = 0
+        self.on_change: Callable[[], None] = lambda: None
         self.policies: dict[str, str] = {}
         self.divisions: dict[str, Division] = {}
         table = tables.read_table(self.path)
@@ -106,6 +107,10 @@ def _lane_to_json(lane: Lane) -> dict[str, Any]:
         "filters": {topic: one.to_json() for topic, one in lane.filters.items()},
         "progress": _by_topic(lane.progress),
         "rewinds": _by_topic(lane.rewinds),
+        "newcomers": [
+            {"clientId": one.client_id, "queues": [list(queue) for queue in sorted(one.queues)]}
+            for one in (*lane.newcomers.values(), *lane.awaited.values())
+        ],
         "had": [
             {
                 "topic": queue[0],
@@ -126,6 +131,9 @@ def _lane_from_json(said: Mapping[str, Any]) -> Lane:
     lane.is_placeholder = bool(said.get("isPlaceholder"))
     lane.progress = _of_topics(said["progress"])
     lane.rewinds = _of_topics(said.get("rewinds") or {})
+    for one in said.get("newcomers") or ():
+        known = {(str(topic), int(queue_id)) for topic, queue_id in one["queues"]}
+        lane.awaited[one["clientId"]] = Newcomer(one["clientId"], known)
     for one in said.get("had") or ():
         leftover = one.get("butFor")
         band = Band(

@@ -482,7 +482,7 @@ class Pull:
 
     def _select_of_lane(self, source: "LaneSource", limits: Limits) -> Selection:
         division, lane, store = source.division, source.lane, self._by.store
-        target = lane.touch(self.queue, self._header.queue_offset)
+        target = lane.touch(self.queue, self._header.queue_offset, self.peer)
         if target is not None:
             return lanereads.moved(store, self.queue, target)
         division.note_beginning(lane, self.queue, self._header.queue_offset)
