@@ -45,6 +45,7 @@ MAY_IMPORT = {
 COLUMNAR = (
     "filter/engines/columnar",
     "filter/engines/many",
+    "filter/engines/shared",
     "filter/engines/_",
     "filter/engines/memory",
 )

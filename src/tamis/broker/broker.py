@@ -40,12 +40,14 @@ from .handlers.send import Sender, born_host
 from .history import Recorder
 from .holds import Holds
 from .intake import Intake
+from .lag import Lags
 from .latency import Latency
 from .locks import Locks
 from .members import ConsumerGroup, Consumers, Producers
 from .offsets import Offsets
 from .queueing import Queueing
 from .quotas import Quotas
+from .readers import Readers, last_filter
 from .registration import Registrar
 from .rules import Rules
 from .saving import Saver
@@ -157,6 +159,10 @@ class Broker:
             self.settings, self.rules, self.consumers, self.offsets, self.recorder, self._clock
         )
         self.tending = Tending(self.settings, self.conflicts, self.consumers, store, self._clock)
+        self.lags = Lags(store)
+        self.readers = Readers(
+            self.settings, store, self.topics, self.consumers, self.offsets, self.filters
+        )
         self.notices = Notices(self.settings, self.groups, self.server.work)
         self._departed: asyncio.Queue[Peer] = asyncio.Queue()
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
@@ -258,11 +264,15 @@ class Broker:
         self.consumers.on_reset = self.conflicts.reset
         self.groups.on_delete = self.conflicts.forget
         self.rules.on_change = lambda: self.saver.soon("group rules")
+        self.readers.lanes = self.conflicts.readers
         self.conflicts.on_divided = self.notices.changed
         self.conflicts.on_united = self._group_united
         self.conflicts.wake = self.holds.grown
         self.tending.on_lane_given_up = self._lane_given_up
         self.consumers.on_member = self.recorder.member_changed
+        self.readers.last_filter = lambda group, topic: last_filter(
+            self.recorder.history(group, topic)
+        )
         self.recorder.on_change = lambda: self.saver.soon("history")
         self.offsets.before_save = self._save_history
         self.filters.on_change = self._filters_changed

@@ -7,7 +7,7 @@ are gone is looked after by `tending`.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -35,6 +35,7 @@ from .lanes import (
 )
 from .members import ConsumerGroup, Consumers, Member
 from .offsets import Offsets
+from .readers import Reader, ReaderFilter
 from .rules import Rules
 from .topics import RETRY_PREFIX
 
@@ -486,6 +487,27 @@ class Conflicts:
                 )
             )
         return tuple(made)
+
+    def readers(self, group: str, topic: str, queues: Collection[int]) -> list[Reader]:
+        """The lanes of a group that read a topic, as those that have a lag; none if the group is
+        not divided. From any thread."""
+        division = self.divisions.get(group)
+        made = []
+        for lane in list(division.lanes) if division is not None else ():
+            one = lane.filters.get(topic)
+            if one is None or (division is not None and division.is_broadcast):
+                continue
+            wanted, why = None, ""
+            try:
+                wanted = one.wanted
+            except InvalidFilter as error:
+                why = f"its filter is not used: {error}"
+            if one.kind == "CODE":
+                why = "its filter is code, which a filter server runs and the broker can't"
+            by = ReaderFilter(one.kind, one.text, wanted, why)
+            progress = {q: at for q in queues if (at := lane.progress.get((topic, q))) is not None}
+            made.append(Reader(group, topic, queues, progress, by, lane=lane.id))
+        return made
 
     # Offsets.
 

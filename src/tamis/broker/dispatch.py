@@ -13,6 +13,7 @@ from .handlers import (
     clients,
     explain,
     groups,
+    lag,
     locks,
     monitor,
     queries,
@@ -212,6 +213,9 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.GET_BROKER_CONSUME_STATS: Route(
             h.GetBrokerConsumeStats,
             current(partial(groups.all_consume_stats, progress, b.groups, lambda: b.address)),
+        ),
+        code.GET_MATCHING_LAG: Route(
+            h.GetMatchingLag, current(partial(lag.matching_lag, b.readers, b.lags))
         ),
         code.GET_ALL_CONSUMER_OFFSET: Route(None, partial(groups.all_offsets, b.offsets)),
         code.GET_ALL_DELAY_OFFSET: Route(

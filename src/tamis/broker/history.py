@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
@@ -59,6 +59,16 @@ def filter_of(subscription: Subscription | None) -> Filter | None:
 
 
 @dataclass(slots=True, eq=False)
+class _Topic:
+    """A group on a topic: its history, and how many members have which filter."""
+
+    history: GroupHistory
+    view: int = -1  # number of the one in force
+    filters: Counter[Filter] = field(default_factory=Counter)
+    readers: set[tuple[str, str, int, str]] = field(default_factory=set)  # keys of `_readers`
+
+
+@dataclass(slots=True, eq=False)
 class _Reader:
     """Who reads a queue now: the span, and what to recognise a pull of the same kind by."""
 
@@ -66,16 +76,16 @@ class _Reader:
     peer: Peer
     source: object
     view: int
+    topic: _Topic
 
 
-@dataclass(slots=True, eq=False)
-class _Topic:
-    """A group on a topic: its history, who reads, and how many members have which filter."""
+class Filtered(Protocol):
+    """A pull: it is asked for its filter only if a new span begins. What the filters of `unless`
+    want is not given to it, but to other lanes."""
 
-    history: GroupHistory
-    view: int = -1  # number of the one in force
-    readers: dict[tuple[int, str], _Reader] = field(default_factory=dict)  # by queue, lane
-    filters: Counter[Filter] = field(default_factory=Counter)
+    def filter(self) -> Filter: ...
+
+    def unless(self) -> tuple[Filter, ...]: ...
 
 
 class Recorder:
@@ -107,6 +117,8 @@ class Recorder:
         self.changes = 0
         self.on_change: Callable[[], None] = lambda: None
         self._topics: dict[tuple[str, str], _Topic] = {}
+        # By group, topic, queue and lane: one lookup for each pull.
+        self._readers: dict[tuple[str, str, int, str], _Reader] = {}
         self._unclean: list[tuple[str, str]] = []  # to be looked through by `clean`
         loaded = load_history(self._file.path)
         self.since = self._millis() if loaded is None else loaded.since
@@ -140,28 +152,25 @@ class Recorder:
         queue_id: int,
         peer: Peer,
         source: object,
-        by: Callable[[], Filter],
+        by: "Filtered",
         start: int,
         end: int,
         lane: str = "",
     ) -> None:
         """A pull was answered with what lies from `start` to `end`. `source` is the same object, or
-        an equal text, as long as the filter `by` returns is the same."""
-        known = self._topics.get((group, topic))
-        if known is not None:
-            reader = known.readers.get((queue_id, lane))
-            if (
-                reader is not None
-                and reader.peer is peer
-                and reader.view == known.view
-                and reader.span.end == start
-                and (reader.source is source or reader.source == source)
-            ):
-                reader.span.end = end
-                self._moved[reader.span] = None
-                return
-        if end > start and not _is_ignored(group, topic):
-            self._begin(group, topic, queue_id, peer, source, by(), start, end, lane)
+        an equal text, as long as the filter of `by` is the same."""
+        reader = self._readers.get((group, topic, queue_id, lane))
+        if (
+            reader is not None
+            and reader.peer is peer
+            and reader.view == reader.topic.view
+            and (span := reader.span).end == start
+            and (reader.source is source or reader.source == source)
+        ):
+            span.end = end
+            self._moved[span] = None
+        elif end > start and not _is_ignored(group, topic):
+            self._begin(group, topic, queue_id, peer, source, by, start, end, lane)
 
     def _begin(
         self,
@@ -170,16 +179,17 @@ class Recorder:
         queue_id: int,
         peer: Peer,
         source: object,
-        by: Filter,
+        pull: Filtered,
         start: int,
         end: int,
         lane: str,
     ) -> None:
+        by, unless = pull.filter(), pull.unless()
         known = self._topic(group, topic)
         member, own = self._member(group, topic, peer)
         spans = known.history.queues.get(queue_id, ())
         last = next((span for span in reversed(spans) if span.lane == lane), None)
-        is_same = last is not None and (last.member, last.filter, last.own) == (member, by, own)
+        is_same = last is not None and _kind_of(last) == (member, by, own, unless)
         if last is not None and is_same and last.is_open and last.end < start:
             # the member was answered so far before the broker was killed
             last.end, last.is_open = start, False
@@ -189,8 +199,11 @@ class Recorder:
             self._moved[last] = None
         else:
             span = Span(start, end, member, by, own, known.view, self._millis(), start, lane)
+            span.unless = unless
             self._add(known, queue_id, span)
-        known.readers[queue_id, lane] = _Reader(span, peer, source, known.view)
+        key = (group, topic, queue_id, lane)
+        known.readers.add(key)
+        self._readers[key] = _Reader(span, peer, source, known.view, known)
 
     def _add(self, known: _Topic, queue_id: int, span: Span) -> None:
         span.number, self._next_number = self._next_number, self._next_number + 1
@@ -211,15 +224,13 @@ class Recorder:
         lane: str = "",
     ) -> None:
         """Somebody said how far the group is; `before` is what it was."""
-        known = self._topics.get((group, topic))
-        if known is not None:
-            reader = known.readers.get((queue_id, lane))
-            if reader is not None and reader.peer is peer:
-                span = reader.span
-                if span.acked <= after <= span.end and span.start <= after:
-                    span.acked = after
-                    self._moved[span] = None
-                    return
+        reader = self._readers.get((group, topic, queue_id, lane))
+        if reader is not None and reader.peer is peer:
+            span = reader.span
+            if span.acked <= after <= span.end:
+                span.acked = after
+                self._moved[span] = None
+                return
         if before == after or (before is None and after == 0) or _is_ignored(group, topic):
             return
         member, own = self._member(group, topic, peer)
@@ -313,9 +324,11 @@ class Recorder:
         """A member came, went or subscribes differently; `before` is what it subscribed to. If it
         went, its subscriptions are empty by now."""
         after = member.subscriptions
-        for topic in {**before, **after}:
+        changed = [topic for topic, new in after.items() if _differs(before.get(topic), new)]
+        changed += [topic for topic in before if topic not in after]
+        for topic in changed:
             old, new = filter_of(before.get(topic)), filter_of(after.get(topic))
-            if old == new or _is_ignored(group.name, topic):
+            if _is_ignored(group.name, topic):
                 continue
             known = self._topic(group.name, topic)
             history = known.history
@@ -402,7 +415,10 @@ class Recorder:
         return known
 
     def _drop(self, key: tuple[str, str]) -> None:
-        for spans in self._topics.pop(key).history.queues.values():
+        known = self._topics.pop(key)
+        for reader in known.readers:
+            del self._readers[reader]
+        for spans in known.history.queues.values():
             for span in spans:
                 self._moved.pop(span, None)
 
@@ -542,6 +558,16 @@ def undisturbed(read: Callable[[], T]) -> T:
             continue
 
 
+def _differs(before: Subscription | None, after: Subscription) -> bool:
+    """Whether they filter differently; mostly only their versions differ."""
+    return (
+        before is None
+        or before.expression != after.expression
+        or before.expression_type != after.expression_type
+        or before.class_filter_mode != after.class_filter_mode
+    )
+
+
 def _is_done(move: Move, queue_id: int, after: int) -> bool:
     """Whether setting an offset is what the move said would happen."""
     return (move.queue_id, move.after) == (queue_id, after)
@@ -557,10 +583,15 @@ def _fields(by: Filter | None) -> list[str] | None:
     return None if by is None else [by.kind, by.text]
 
 
+def _kind_of(span: Span) -> tuple[str, Filter, Filter | None, tuple[Filter, ...]]:
+    """What two readers that follow each other have in common, if they are one."""
+    return span.member, span.filter, span.own, span.unless
+
+
 def _span_fields(queue_id: int, span: Span) -> list[Any]:
     return [
         *(queue_id, span.start, span.end, span.member, _fields(span.filter), _fields(span.own)),
-        *(span.view, span.began, span.acked, span.lane),
+        *(span.view, span.began, span.acked, span.lane, [_fields(by) for by in span.unless]),
     ]
 
 
@@ -627,10 +658,11 @@ def _replay_of_group(
     match kind:
         case "span":
             number = int(line["n"])
-            queue_id, start, end, member, by, own, view, began, acked, lane = line["s"]
+            queue_id, start, end, member, by, own, view, began, acked, lane, unless = line["s"]
             if number not in spans:
                 span = Span(start, end, member, _filter(by) or EVERYTHING, _filter(own), view,
                             began, acked, lane, number=number)  # fmt: skip
+                span.unless = tuple(filter(None, map(_filter, unless)))
                 history.queues.setdefault(int(queue_id), []).append(span)
                 spans[number] = span
         case "view":

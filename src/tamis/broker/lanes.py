@@ -356,6 +356,30 @@ class Division:
             self.wants(other, queue, offset, properties) for other in self._older(lane, queue[0])
         )
 
+    def filter_at(self, lane: Lane, queue: Queue, offset: int) -> LaneFilter | None:
+        """What the lane is served by there; None for everything, in the group's retry topic."""
+        own, change = lane.filters.get(queue[0]), self.cutovers.get(queue[0])
+        if change is not None and own == change.new and offset < change.cut(queue[1]):
+            return change.old if change.is_handed else own
+        return own
+
+    def filters_before(self, lane: Lane, queue: Queue, offset: int) -> tuple[LaneFilter, ...]:
+        """Filters whose messages there are not this lane's, but those of lanes that come first."""
+        if self.is_broadcast or queue[0] == self.retry_topic:
+            return ()
+        change = self.cutovers.get(queue[0])
+        made = []
+        is_before = change is not None and offset < change.cut(queue[1])
+        own = lane.filters.get(queue[0])
+        if change is not None and is_before and not change.is_handed and own == change.new:
+            made.append(LaneFilter("TAG", "*"))  # nothing is given to it before the cut
+        for other in self._older(lane, queue[0]):
+            one = other.filters[queue[0]]
+            is_apart = change is None or one not in (change.old, change.new)
+            if is_apart or (change is not None and (one == change.old) == is_before):
+                made.append(one)
+        return tuple(made)
+
     def lane_of_retry(self, properties: Properties) -> Lane | None:
         """The lane that sent it back; if it is gone, the oldest that wants such a message, or else
         the oldest of all."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from .admin import _table, _with_admin
-from .options import echo_json, json_option, nameserver_option, parse_time
+from .options import echo_json, json_option, nameserver_option, parse_time, with_admin
+from .tables import print_table
 
 __all__ = ["filter_command", "policy", "rules"]
 
@@ -25,7 +25,7 @@ def policy(group: str, policy: str, nameserver: str, as_json: bool) -> None:
     refused. isolate: each is served by its own subscription. default: what the broker's setting
     subscription_conflicts says.
     """
-    made = _with_admin(nameserver, lambda admin: admin.set_group_policy(group, policy))
+    made = with_admin(nameserver, lambda admin: admin.set_group_policy(group, policy))
     for one in made:
         if as_json:
             echo_json(one)
@@ -73,7 +73,7 @@ def filter_command(
     if cancel:
         if sql is not None or tags is not None:
             raise click.UsageError("--cancel takes no filter")
-        made = _with_admin(nameserver, lambda admin: admin.cancel_group_filter(group, topic))
+        made = with_admin(nameserver, lambda admin: admin.cancel_group_filter(group, topic))
         _show_changes(made, as_json, "is cancelled")
         return
     if (sql is None) == (tags is None):
@@ -85,7 +85,7 @@ def filter_command(
         where["start"] = int(start)
     elif start.strip().lower() != "now":
         where["time"] = parse_time(start)
-    made = _with_admin(
+    made = with_admin(
         nameserver,
         lambda admin: admin.set_group_filter(
             group, topic, tags=tags, sql=sql, old_tags=old_tags, old_sql=old_sql, **where
@@ -102,7 +102,7 @@ def _show_changes(made: Iterable[dict[str, Any]], as_json: bool, what: str) -> N
         old, new = _filter(one["old"]), _filter(one["new"])
         click.echo(f"{one['broker']}: the change of {one['topic']} from {old} to {new} {what}")
         rows = [(int(queue), cut) for queue, cut in one["cuts"].items()]
-        _table(("queue", "from offset"), sorted(rows))
+        print_table(("queue", "from offset"), sorted(rows))
 
 
 @click.command("rules")
@@ -111,7 +111,7 @@ def _show_changes(made: Iterable[dict[str, Any]], as_json: bool, what: str) -> N
 @json_option
 def rules(group: str | None, nameserver: str, as_json: bool) -> None:
     """Show policies, changes of filters and lanes, of GROUP or of all groups that have some."""
-    found = _with_admin(nameserver, lambda admin: admin.group_rules(group))
+    found = with_admin(nameserver, lambda admin: admin.group_rules(group))
     for broker in found:
         if as_json:
             echo_json(broker)

@@ -16,13 +16,14 @@ from ..errors import ConfigError, ConsumerOffline, Error, GroupNotFound, TopicNo
 from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
-from . import grouprules, lookups, resets
+from . import grouprules, lag, lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, Moment, check_group, check_topic, millis
 from .received import RETRY_PREFIX, ReceivedMessage, retry_topic
 from .reports import (
     GroupInfo,
     GroupMember,
+    MatchingLag,
     QueueInfo,
     QueueProgress,
     TopicInfo,
@@ -463,6 +464,20 @@ class Admin:
 
         found = (await each(asked, ask)).values()
         return sorted((one for some in found for one in some), key=lambda one: one.queue)
+
+    async def matching_lag(
+        self, group: str | None = None, topic: str | None = None, *, seconds: float = 10.0
+    ) -> list[MatchingLag]:
+        """How many messages that its filter matches a group has before it, by queue; of all groups
+        of users if none is given. What is not counted after so many seconds is said to be
+        incomplete. Raises GroupNotFound, TopicNotFound."""
+        if group is not None:
+            await self._group_settings(group)
+        names = [group] if group is not None else await self.groups()
+        asked = await (masters(self._session) if topic is None else places(self._session, topic))
+        question = lag.Question(self._session, group, names, topic, time.monotonic() + seconds)
+        rows = [one for some in (await each(asked, question.ask)).values() for one in some]
+        return sorted(rows, key=lambda one: (one.group, one.queue, one.lane or ""))
 
     async def planned_offsets(
         self,

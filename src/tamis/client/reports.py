@@ -10,6 +10,7 @@ from .subscriptions import difference, shown
 __all__ = [
     "GroupInfo",
     "GroupMember",
+    "MatchingLag",
     "Mismatch",
     "QueueInfo",
     "QueueProgress",
@@ -110,6 +111,34 @@ class QueueProgress:
     @property
     def lag(self) -> int:
         return max(self.end - self.committed, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchingLag:
+    """How many messages that its filter matches a group has before it in a queue, and the first.
+
+    What is not known is None, and `reason` says why. Without `is_complete` there was no time to
+    count all: at least `matching_lag` messages match. `committed` is None if the group commits no
+    offsets. Times are milliseconds.
+    """
+
+    group: str
+    queue: MessageQueue
+    committed: int | None
+    end: int
+    matching_lag: int | None = None
+    is_complete: bool = False
+    next_match_offset: int | None = None
+    next_match_stored: int | None = None
+    filter_type: str | None = None  # TAG, SQL92 or CODE
+    expression: str | None = None
+    reason: str = ""
+    lane: str | None = None  # of a group whose members are kept apart: its part
+
+    @property
+    def lag(self) -> int | None:
+        """RocketMQ's own: the difference of the offsets."""
+        return None if self.committed is None else max(self.end - self.committed, 0)
 
 
 def mismatches(

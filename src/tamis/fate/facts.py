@@ -86,6 +86,7 @@ class Reading:
     end: int
     acknowledged: bool  # whether progress passed the message while this member had the queue
     lane: str = ""
+    unless: tuple[Filter, ...] = ()  # what these want was left to other lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

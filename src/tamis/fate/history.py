@@ -38,6 +38,7 @@ class Span:
     lane: str = ""
     is_open: bool = False
     number: int = -1  # by which the broker's file knows it
+    unless: tuple[Filter, ...] = ()  # what these want was left to other lanes
 
     def covers(self, offset: int) -> bool:
         return self.start <= offset < self.end
@@ -80,6 +81,7 @@ class GroupHistory:
                 end=span.end,
                 acknowledged=span.acked > offset,
                 lane=span.lane,
+                unless=span.unless,
             )
             for span in self.queues.get(queue_id, ())
             if span.covers(offset)
@@ -109,7 +111,7 @@ class GroupHistory:
             [
                 *(queue_id, span.start, span.end, span.member, numbers[span.filter]),
                 *(numbers[span.own], span.view, span.began, span.acked, span.lane),
-                *(span.is_open, span.number),
+                *(span.is_open, span.number, [numbers[by] for by in span.unless]),
             ]
             for queue_id, spans in self.queues.items()
             for span in list(spans)
@@ -146,11 +148,12 @@ class GroupHistory:
         for queue_id, start, end, member, by, own, view, began, acked, lane, *rest in value[
             "spans"
         ]:
-            is_open, number = rest
+            is_open, number, unless = rest
             made.queues.setdefault(int(queue_id), []).append(
                 Span(
                     *(int(start), int(end), str(member), filters[by], named(own), int(view)),
                     *(int(began), int(acked), str(lane), bool(is_open), int(number)),
+                    tuple(filters[other] for other in unless),
                 )
             )
         for number, (since, members) in value["views"].items():

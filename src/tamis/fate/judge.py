@@ -47,13 +47,14 @@ class _Look:
     reading: Reading
     server: Outcome | None
     keeps: bool  # whether the member's client keeps what it is sent
+    is_left_to_others: bool  # to another lane, though this one wants it too
     wanted_by: Mapping[Filter, tuple[str, ...]]  # of the group's members then
 
     @classmethod
     def of(cls, message: MessageFacts, reading: Reading) -> "_Look":
         properties, codes = message.properties, message.code_outcomes
         if properties is None:
-            return cls(reading, None, False, {})
+            return cls(reading, None, False, False, {})
         own = reading.own or reading.filter
         wanted = {
             by: members
@@ -61,11 +62,12 @@ class _Look:
             if by.wants(properties, codes) is Outcome.TRUE
         }
         server = reading.filter.at_server(properties, codes)
-        return cls(reading, server, own.at_client(properties), wanted)
+        is_left = any(by.wants(properties, codes) is Outcome.TRUE for by in reading.unless)
+        return cls(reading, server, own.at_client(properties), is_left, wanted)
 
     @property
     def is_delivered(self) -> bool:
-        return self.server is Outcome.TRUE and self.keeps
+        return self.server is Outcome.TRUE and self.keeps and not self.is_left_to_others
 
 
 # The questions, in their order.

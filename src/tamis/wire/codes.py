@@ -111,6 +111,8 @@ class RequestCode(IntEnum):
     GET_GROUP_RULES = 12314  # ours: policies, cut-overs and lanes of groups, as JSON
     SET_GROUP_POLICY = 12315  # ours: what becomes of members that disagree
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
+    GET_MATCHING_LAG = 12312  # ours: exact lag of groups, as JSON
+    JUDGE_RANGE = 12320  # ours: what a filter server's class says of some messages, as JSON
 
 
 class ResponseCode(IntEnum):

@@ -243,7 +243,9 @@ class Puller:
             if filter_of_topic.kind == "SQL92":
                 self._check_sql_enabled(filter_of_topic.kind)
             wanted = filter_of_topic.wanted
-        return wanted, LaneSource(division, lane, division.stamp)
+        change = division.cutovers.get(header.topic)
+        is_before = change is not None and header.queue_offset < change.cut(header.queue_id)
+        return wanted, LaneSource(division, lane, division.stamp, is_before)
 
     def _is_committed_by_lane(self, header: PullMessage, request: Request, source: object) -> bool:
         if not isinstance(source, LaneSource):
@@ -346,12 +348,14 @@ class LaneSource:
     division: Division
     lane: Lane
     stamp: object
+    is_before: bool  # the cut of a change of filter
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, LaneSource)
             and self.stamp is other.stamp
-            and (self.lane is other.lane)
+            and self.lane is other.lane
+            and self.is_before is other.is_before
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -519,20 +523,27 @@ class Pull:
     def _record(self, selection: Selection) -> None:
         """Who was answered, by which filter, with what: for whoever asks about a message later."""
         header, status = self._header, selection.status
-        queue = (header.consumer_group, header.topic, header.queue_id)
         if status is _FOUND or status is _NO_MATCHED:
             source = self._source
             if source is None:
                 source = (header.subscription, header.expression_type)
-            span = (header.queue_offset, selection.next_offset)
-            recorder = self._by.recorder
-            lane = source.lane.id if isinstance(source, LaneSource) else ""
-            recorder.read(*queue, self._request.peer, source, self._filter, *span, lane)
+            self._by.recorder.read(
+                header.consumer_group,
+                header.topic,
+                header.queue_id,
+                self._request.peer,
+                source,
+                self,
+                header.queue_offset,
+                selection.next_offset,
+                source.lane.id if isinstance(source, LaneSource) else "",
+            )
         elif status is Status.OFFSET_TOO_SMALL:
+            queue = (header.consumer_group, header.topic, header.queue_id)
             span = (header.queue_offset, selection.next_offset)
             self._by.recorder.expired(*queue, self._request.peer, *span)
 
-    def _filter(self) -> Filter:
+    def filter(self) -> Filter:
         """What the broker filters this pull by."""
         header, source = self._header, self._source
         if isinstance(source, Subscription):
@@ -540,11 +551,19 @@ class Pull:
         if isinstance(source, FilterData):
             return Filter("SQL92", source.expression)
         if isinstance(source, LaneSource):
-            of_lane = source.lane.filters.get(header.topic)
-            return Filter(of_lane.kind, of_lane.text) if of_lane is not None else EVERYTHING
+            by = source.division.filter_at(source.lane, self.queue, header.queue_offset)
+            return Filter(by.kind, by.text) if by is not None else EVERYTHING
         if header.expression_type in (None, "", "TAG"):
             return Filter("TAG", header.subscription or "*")
         return Filter("SQL92", header.subscription or "")
+
+    def unless(self) -> tuple[Filter, ...]:
+        """The filters of others who come first."""
+        source, at = self._source, self._header.queue_offset
+        if not isinstance(source, LaneSource):
+            return ()
+        first = source.division.filters_before(source.lane, self.queue, at)
+        return tuple(Filter(by.kind, by.text) for by in first)
 
     def _answer(self, selection: Selection) -> Answer:
         self._record(selection)
