@@ -158,7 +158,7 @@ class _BrokerCollector(Collector):
             ("heartbeats_rejected", "Members refused because they disagree.", conflicts.refusals),
             ("lanes_given_up", "Subscriptions without members that were no longer held.",
              tending.given_up),
-            ("lane_messages_given_up", "Messages that only such a subscription matched or shared.",
+            ("lane_messages_given_up", "Messages such a subscription matched and had not consumed.",
              tending.messages_given_up),
             ("connections_refused", "Connections closed at once, for there are enough.",
              server.refused),
