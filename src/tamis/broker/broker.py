@@ -264,6 +264,7 @@ class Broker:
         self.consumers.on_reset = self.conflicts.reset
         self.groups.on_delete = self.conflicts.forget
         self.rules.on_change = lambda: self.saver.soon("group rules")
+        self.locks.name_of = self.conflicts.lock_name
         self.readers.lanes = self.conflicts.readers
         self.conflicts.on_divided = self.notices.changed
         self.conflicts.on_united = self._group_united

@@ -113,8 +113,8 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.GET_CONSUMER_LIST_BY_GROUP: Route(
             h.OfConsumerGroup, partial(clients.consumer_list, b.consumers, b.conflicts)
         ),
-        code.LOCK_BATCH_MQ: Route(None, partial(locks.lock_queues, b.locks, b.conflicts)),
-        code.UNLOCK_BATCH_MQ: Route(None, partial(locks.unlock_queues, b.locks, b.conflicts)),
+        code.LOCK_BATCH_MQ: Route(None, partial(locks.lock_queues, b.locks)),
+        code.UNLOCK_BATCH_MQ: Route(None, partial(locks.unlock_queues, b.locks)),
         # Both.
         code.HEART_BEAT: Route(
             None,

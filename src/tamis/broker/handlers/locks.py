@@ -5,7 +5,6 @@ from typing import Final
 from ...net.longwork import Steps, stepwise
 from ...net.server import Answer, Request
 from ...wire.bodies import LockRequest, LockResponse, UnlockRequest
-from ..conflicts import Conflicts
 from ..locks import Locks
 from .bodies import answer_steps, decode_steps
 
@@ -16,21 +15,17 @@ _REFUSAL: Final = "a body that can't be read"
 
 
 @stepwise
-def lock_queues(
-    locks: Locks, conflicts: Conflicts, header: None, request: Request
-) -> Steps[Answer]:
+def lock_queues(locks: Locks, header: None, request: Request) -> Steps[Answer]:
     wanted = yield from decode_steps(LockRequest, request, _REFUSAL)
-    name = conflicts.lock_name(wanted.group, request.peer)
+    name = locks.name_of(wanted.group, request.peer)
     held = yield from locks.lock_steps(name, wanted.client_id, wanted.queues)
     return (yield from answer_steps(LockResponse(queues=held)))
 
 
 @stepwise
-def unlock_queues(
-    locks: Locks, conflicts: Conflicts, header: None, request: Request
-) -> Steps[Answer]:
+def unlock_queues(locks: Locks, header: None, request: Request) -> Steps[Answer]:
     wanted = yield from decode_steps(UnlockRequest, request, _REFUSAL)
-    name = conflicts.lock_name(wanted.group, request.peer)
+    name = locks.name_of(wanted.group, request.peer)
     for queue in wanted.queues:
         locks.unlock(name, wanted.client_id, [queue])
         yield None
