@@ -197,13 +197,14 @@ class Conflicts:
             if not one.is_tags and not is_quick(one.expression, one.expression_type):
                 yield partial(try_compile, one.expression, one.expression_type)
 
-    def joined(self, name: str, peer: Peer) -> None:
-        """A heartbeat was taken."""
+    def joined(self, name: str, peer: Peer, is_other: bool) -> None:
+        """A heartbeat was taken. `is_other`: of a new member, or it says something else."""
         self._admit(name, peer)
         group = self._consumers.groups.get(name)
-        if group is None or peer not in group.members:
-            return
         division = self.divisions.get(name)
+        is_placed = division is None or peer in division.by_peer
+        if group is None or peer not in group.members or (is_placed and not is_other):
+            return
         agrees = group.agrees()
         if not agrees and division is None and self.policy(name) == "reject":
             self._drop_former_selves(group, group.members[peer])

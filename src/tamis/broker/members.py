@@ -204,9 +204,10 @@ class Consumers:
         *,
         is_divided: bool = False,
         is_agreed: bool = False,
-    ) -> None:
+    ) -> bool:
         """`is_divided`: members may differ, and each is served by its own. `is_agreed`: they do not
-        differ, so what this one says holds, whatever its version."""
+        differ, so what this one says holds, whatever its version. Returns whether the member is
+        new or says something else than before."""
         group = self.groups.get(data.group)
         if group is None:
             group = self.groups[data.group] = ConsumerGroup(data.group)
@@ -239,10 +240,12 @@ class Consumers:
         elif is_agreed:
             group._make_way_for(said)
         changed = group._subscribe(said)
-        if group._join(member):
+        is_other = group._join(member)
+        if is_other:
             self.on_member(group, member, known.subscriptions if known is not None else {})
         if is_new or changed:
             self.on_change(group)
+        return is_new or is_other
 
     def leave(self, peer: Peer, group: str) -> None:
         self._leave(peer, self.groups.get(group), "left")

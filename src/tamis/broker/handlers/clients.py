@@ -115,8 +115,10 @@ def heartbeat(
         yield from filters.register_steps(name, consumer.subscriptions)
         if not peer.is_closed:
             is_divided = name in conflicts.divisions
-            consumers.heartbeat(consumer, member(), is_divided=is_divided, is_agreed=is_agreed)
-            conflicts.joined(name, peer)
+            is_other = consumers.heartbeat(
+                consumer, member(), is_divided=is_divided, is_agreed=is_agreed
+            )
+            conflicts.joined(name, peer, is_other)
     for producer in data.producers:
         yield None
         if peer.is_closed:
