@@ -183,7 +183,7 @@ def test_the_lag_is_the_same_with_extensions(bitmaps: bool, tmp_path: Path) -> N
 
 @given(st.lists(expressions(), min_size=1, max_size=5), st.lists(messages, max_size=20))
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_filters_that_are_asked_together_agree_with_the_closures(
+def test_filters_that_are_asked_together_agree_with_each_alone(
     exprs: list[Expr], batch: list[dict[str, str] | None]
 ) -> None:
     import numpy as np

@@ -165,7 +165,7 @@ class Broker:
         )
         self.notices = Notices(self.settings, self.groups, self.server.work)
         self._departed: asyncio.Queue[Peer] = asyncio.Queue()
-        self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
+        self.stats, self.verdicts = Stats(config.cluster, now), Verdicts(now)
         self.holds, self.locks = Holds(self._clock), Locks(self._clock)
         self.filter_servers = FilterServers(self._clock)
         self.filter_processes = FilterServerProcesses(

@@ -21,6 +21,7 @@ from .handlers import (
     rules,
     topics,
     transaction,
+    verdicts,
 )
 
 if TYPE_CHECKING:
@@ -287,6 +288,9 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         ),
         code.UPDATE_BROKER_CONFIG: Route(None, partial(monitor.update_broker_config, b.settings)),
         code.VIEW_BROKER_STATS_DATA: Route(h.ViewStats, partial(monitor.broker_stats, b.stats)),
+        code.GET_FILTER_VERDICTS: Route(
+            h.OfAnyGroup, partial(verdicts.filter_verdicts, b.verdicts, b.filters, b.now)
+        ),
         code.RESUME_CHECK_HALF_MESSAGE: Route(
             h.OfMessage, partial(transaction.resume_check, b.transactions)
         ),

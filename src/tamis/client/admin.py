@@ -28,6 +28,7 @@ from .reports import (
     QueueProgress,
     TopicInfo,
     TopicPlace,
+    is_system_group,
     mismatches,
 )
 from .session import Session
@@ -38,20 +39,6 @@ _DEFAULTS: Final = ClientConfig()
 _SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 _ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 _PERMISSIONS: Final = {"rw": Perm.READ | Perm.WRITE, "r": Perm.READ, "w": Perm.WRITE}
-_SYSTEM_GROUPS: Final = frozenset(  # of `MixAll`
-    [
-        "TOOLS_CONSUMER",
-        "SCHEDULE_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PULL",
-    ]
-)
-_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +265,7 @@ class Admin:
         """Those any broker knows; with `all` the system's too."""
         found: set[str] = set().union(*(await self._group_tables()).values())
         if not all:
-            found = {name for name in found if not _is_system_group(name)}
+            found = {name for name in found if not is_system_group(name)}
         return sorted(found)
 
     async def _group_tables(self) -> dict[str, dict[str, bodies.GroupConfig]]:
@@ -550,7 +537,3 @@ def _millis(moment: Moment | None) -> int | None:
 
 def _permission(perm: Perm) -> str:
     return "r" * bool(perm & Perm.READ) + "w" * bool(perm & Perm.WRITE)
-
-
-def _is_system_group(name: str) -> bool:
-    return name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_GROUP_PREFIX)

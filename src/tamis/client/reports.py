@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from ..wire.bodies import ConsumerConnection, MessageQueue, Subscription
 from .received import retry_topic
@@ -16,8 +17,24 @@ __all__ = [
     "QueueProgress",
     "TopicInfo",
     "TopicPlace",
+    "is_system_group",
     "mismatches",
 ]
+
+_SYSTEM_GROUPS: Final = frozenset(  # of `MixAll`
+    [
+        "TOOLS_CONSUMER",
+        "SCHEDULE_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PULL",
+    ]
+)
+_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,3 +185,7 @@ def mismatches(
 
 def _only(one: Subscription | None) -> dict[str, Subscription]:
     return {one.topic: one} if one is not None else {}
+
+
+def is_system_group(name: str) -> bool:
+    return name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_GROUP_PREFIX)

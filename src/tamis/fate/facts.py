@@ -22,6 +22,8 @@ __all__ = [
 ]
 
 
+RESET: Final = "a reset"
+UNSAVED: Final = "the broker was killed before it could save who had read up to there"
 EXPIRED: Final = "the messages before it had left the log"  # why a move was made
 
 

@@ -156,14 +156,15 @@ class GroupHistory:
                     tuple(filters[other] for other in unless),
                 )
             )
-        for number, (since, members) in value["views"].items():
+        for number, (since, members) in dict(value["views"]).items():
             made.views[int(number)] = View(
                 int(since), {filters[by]: tuple(ids) for by, ids in members}
             )
         made.moves.extend(_move_from_json(fields, filters) for fields in value["moves"])
         for time, member, before, after in value["changes"]:
             made.changes.append(Change(int(time), str(member), named(before), named(after)))
-        made.floors.update((int(queue), int(offset)) for queue, offset in value["floors"].items())
+        floors = dict(value["floors"])
+        made.floors.update((int(queue), int(offset)) for queue, offset in floors.items())
         made.is_broadcasting, made.is_pull = bool(value["broadcasting"]), bool(value["pull"])
         return made
 
@@ -178,6 +179,7 @@ class History:
     since: int
     groups: dict[tuple[str, str], GroupHistory] = field(default_factory=dict)  # by group, topic
     broker: str = ""
+    is_clean: bool = True  # whether the broker stopped in good order
 
     def to_json(self) -> dict[str, Any]:
         groups = [history.to_json() for history in self.groups.values()]

@@ -317,6 +317,13 @@ class GetConsumeStats(Header):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfAnyGroup(Header):
+    """All groups, or one."""
+
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResetOffset(Header):
     """To the broker, and from it to the members of the group."""
 

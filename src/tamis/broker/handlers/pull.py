@@ -53,6 +53,7 @@ from ..members import Consumers
 from ..offsets import Offsets
 from ..queueing import Queueing
 from ..stats import Stats
+from ..takeovers import Takeovers
 from ..topics import RETRY_PREFIX, Topics
 from ..verdicts import Verdicts
 
@@ -108,6 +109,7 @@ class Puller:
         self.recorder = recorder
         self.clock = clock
         self.work = LongWork()
+        self.takeovers = Takeovers(consumers)
         self.conflicts: Conflicts  # set by the broker
         self._tags: dict[str, dict[str, tuple[Subscription, TagFilter | None]]] = {}
 
@@ -161,6 +163,7 @@ class Puller:
         topic = self._check(header, request)
         wanted, source = self._filter(header, request)
         pull = Pull(self, header, request, wanted, source)
+        self.takeovers.pulled(header.consumer_group, pull.queue, pull.lane, request.peer)
         answer = pull.first()
         if header.sys_flag & _COMMIT_OFFSET and not self._is_committed_by_lane(
             header, request, source
@@ -175,6 +178,7 @@ class Puller:
     def forget(self, group: str) -> None:
         """Its last member is gone."""
         self._tags.pop(group, None)
+        self.takeovers.forget(group)
 
     # Who may pull.
 
@@ -366,7 +370,7 @@ class Pull:
 
     __slots__ = ("_at", "_by", "_header", "_request", "_source", "_wanted", "held_since",
                  "held_until", "is_due",
-        "queue")  # fmt: skip
+        "queue", "successor")  # fmt: skip
 
     def __init__(
         self, by: Puller, header: PullMessage, request: Request, wanted: Wanted, source: object
@@ -380,6 +384,12 @@ class Pull:
         self.queue: Queue = (header.topic, header.queue_id)
         self.held_since = self.held_until = 0.0
         self.is_due = False
+        self.successor: Peer | None = None
+
+    @property
+    def lane(self) -> str:
+        """The one it is for, if its group is divided."""
+        return self._source.lane.id if isinstance(self._source, LaneSource) else ""
 
     @property
     def peer(self) -> Peer:
@@ -409,6 +419,8 @@ class Pull:
             if self._by.holds.count >= config.pull_backlog:
                 why = f"[OVERLOAD]{config.pull_backlog} pulls are waiting already"
                 return Answer(code=ResponseCode.SYSTEM_BUSY, remark=why)
+            by, group = self._by, self._header.consumer_group
+            by.takeovers.held(group, self.queue, self.lane, self)
             asked = self._header.suspend_timeout_millis / 1000
             self._by.holds.hold(
                 self, asked if config.long_polling else config.short_polling_seconds
@@ -424,6 +436,8 @@ class Pull:
         """Its queue has grown; whether it was answered."""
         self.is_due = self.peer.is_full  # then later: what it does not read would pile up here
         if self.is_due:
+            return False
+        if self._by.takeovers.is_taken_over(self._header.consumer_group, self):
             return False
         try:
             self._look_up_filter()
@@ -536,7 +550,7 @@ class Pull:
                 self,
                 header.queue_offset,
                 selection.next_offset,
-                source.lane.id if isinstance(source, LaneSource) else "",
+                self.lane,
             )
         elif status is Status.OFFSET_TOO_SMALL:
             queue = (header.consumer_group, header.topic, header.queue_id)
