@@ -22,6 +22,7 @@ from .filter import filter_group
 from .filterserver import filterserver
 from .options import is_of_spark
 from .pipeline import pipeline_group
+from .rules import filter_command, policy, rules
 from .send import send
 from .server import broker, nameserver, up
 from .store import store_group
@@ -56,6 +57,8 @@ for server in (up, nameserver, broker, filterserver):
 tamis.add_command(send)
 tamis.add_command(consume)
 tamis.add_command(topics)
+for command in (policy, filter_command, rules):
+    groups.add_command(command)
 tamis.add_command(groups)
 tamis.add_command(offsets)
 tamis.add_command(explain)

@@ -6,18 +6,18 @@ error, for half the truth looks like the whole of it.
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from ..errors import ConfigError, Error, GroupNotFound, TopicNotFound
 from ..fate import Judgement
 from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
-from . import explaining, lag, lookups, resets
+from . import explaining, grouprules, lag, lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, Moment, check_group, check_topic, millis
 from .groupmembers import connections, running_info
@@ -330,6 +330,45 @@ class Admin:
         await each(asked, lambda _, address: self._session.ask(address, header))
         with suppress(TopicNotFound):  # it never had a member
             await self.delete_topic(retry_topic(name))
+
+    async def set_group_policy(self, group: str, policy: str) -> list[dict[str, Any]]:
+        """What becomes of members that disagree: `rocketmq`, `reject`, `isolate`, or `default` for
+        each broker's own setting. At all masters; returns the rules each of them has then. Raises
+        Error if one is not Tamis's."""
+        check_group(group)
+        return await grouprules.set_policy(self._session, group, policy)
+
+    async def set_group_filter(
+        self,
+        group: str,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        start: Literal["now"] | int | Mapping[int, int] | None = None,
+        time: Moment | None = None,
+        old_tags: str | None = None,
+        old_sql: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Has another filter in force from an offset, from a time, or from each queue's end on
+        (`now`, if nothing is given); before it the old filter holds. At all masters that have the
+        topic; returns what each of them decided."""
+        check_group(group)
+        check_topic(topic)
+        new, old = grouprules.expression(tags, sql), None
+        if old_tags is not None or old_sql is not None:
+            old = grouprules.expression(old_tags, old_sql)
+        begin = grouprules.start(start, millis(time) if time is not None else None)
+        return await grouprules.set_filter(self._session, group, topic, new, old, begin)
+
+    async def cancel_group_filter(self, group: str, topic: str) -> list[dict[str, Any]]:
+        """Ends a cut-over before it is done."""
+        return await grouprules.cancel_filter(self._session, group, topic)
+
+    async def group_rules(self, group: str | None = None) -> list[dict[str, Any]]:
+        """Policies, cut-overs and lanes, of one group or of all that have some, by broker. A broker
+        that is not Tamis's has none and is left out."""
+        return await grouprules.get(self._session, group)
 
     async def group(self, name: str) -> GroupInfo:
         """Raises GroupNotFound."""

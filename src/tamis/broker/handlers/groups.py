@@ -418,6 +418,7 @@ def reset_offset(
             recorder.moved(name, header.topic, queue_id, before, offset, who, "a reset")
     queues = {MessageQueue(header.topic, broker, i): offset for i, offset in table.items()}
     if group is not None:
+        consumers.on_reset(name, header.topic, table)
         yield from _push_reset(group, header, queues)
     else:
         for queue_id, offset in table.items():
