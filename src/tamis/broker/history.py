@@ -6,29 +6,29 @@ else happens, and every few seconds for how far readers are (`historyfile.py`). 
 the offsets are: no saved offset has passed a message whose reader is not recorded.
 
 Bounded: what concerns only messages that have left the log is dropped when the file is written
-anew, and the oldest spans go if it is still too large (`history_bytes`); the offset before which
-nothing is known is kept then.
+anew. If that or what is held takes too much (`history_bytes`), the groups that take most lose the
+older half of it; the offset, or the time, before which not all is known is kept then.
 """
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
 from ..fate.facts import EXPIRED, RESET, UNSAVED, Move
-from ..fate.filters import EVERYTHING, Filter
-from ..fate.history import Change, GroupHistory, History, Span, make_view
+from ..fate.filters import Filter
+from ..fate.history import Change, GroupHistory, Span, make_view
 from ..net.aio import Peer
 from ..wire.bodies import Subscription
 from .config import Settings
 from .groups import SYSTEM_PREFIX
-from .historyfile import HistoryFile, read_lines
+from .historyfile import HistoryFile
+from .historyreading import VERSION, NotHistory, filter_fields, load_history
 from .members import ConsumerGroup, Consumers, Member
 from .topics import RETRY_PREFIX
 
@@ -42,9 +42,12 @@ _MOST_TOPICS: Final = 20_000  # groups on topics: clients may make up names for 
 _MOST_LINES: Final = 100_000  # not yet written; beyond that the file is written anew
 _LEAST_SIZE: Final = 1 << 20  # bytes of the file, below which it is not written anew
 _GROWTH: Final = 4  # times what it held when it was last written anew
+_HELD: Final = 2  # times `history_bytes`: room is made when it is saved next
+_MOST_HELD: Final = 4  # times `history_bytes`: room is made at once
 _LEAST_SPANS: Final = 4  # of a queue that are kept when room is made
-_REPEATED: Final = 64  # events that may be in a file twice, at the most
-_LATE: Final = 8  # spans looked back for that of a member whose commit comes late
+_MOST_SPANS: Final = 10_000  # of a queue: readers may take turns for ever
+_CLEAN: Final = orjson.dumps({"t": "clean"})
+_START: Final = orjson.dumps({"t": "start"})
 SYSTEM_GROUPS: Final = frozenset(["FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP"])
 
 
@@ -66,7 +69,8 @@ class _Topic:
     view: int = -1  # number of the one in force
     filters: Counter[Filter] = field(default_factory=Counter)
     readers: set[tuple[str, str, int, str]] = field(default_factory=set)  # keys of `_readers`
-    resets: dict[int, int] = field(default_factory=dict)  # by queue: spans before it are done with
+    used: set[int] = field(default_factory=set)  # views that spans have
+    size: int = 0  # bytes, about, that it takes in the file
     last_moves: dict[int, Move] = field(default_factory=dict)  # by queue
 
 
@@ -117,6 +121,7 @@ class Recorder:
         self._is_too_large = False
         self._forgotten = 0  # when groups were last dropped for want of room
         self._is_closed = False
+        self._is_clean = False  # whether the file says so
         self._size_when_new = self._file.size
         self.changes = 0
         self.on_change: Callable[[], None] = lambda: None
@@ -124,17 +129,31 @@ class Recorder:
         # By group, topic, queue and lane: one lookup for each pull.
         self._readers: dict[tuple[str, str, int, str], _Reader] = {}
         self._unclean: list[tuple[str, str]] = []  # to be looked through by `clean`
-        loaded = load_history(self._file.path)
+        self._held = 0  # bytes, about, that all of it takes in the file
+        self._waiting = 0  # bytes of `_lines`
+        try:
+            loaded = load_history(self._file.path)
+        except NotHistory as error:
+            loaded = None
+            aside = self._file.set_aside()
+            log.error("%s: it is kept as %s, and history begins anew", error, aside.name)
         self._started = self._millis()
         self._was_killed = loaded is not None and not loaded.is_clean
         self.since = self._millis() if loaded is None else loaded.since
         self.disagreements = 0  # times that members of a group came to differ
         if loaded is None:
-            self._write({"t": "since", "time": self.since})
+            self._write(self._first_line())
         else:
+            self._forgotten = loaded.forgotten
             self._topics = {key: _Topic(history) for key, history in loaded.groups.items()}
+            self._write({"t": "start", "time": self._started})
             for topic in self._topics.values():
+                topic.size = self._file.size // len(self._topics)  # until it is written anew
                 self._all_left(topic)
+            self._held = self._file.size
+
+    def _first_line(self) -> dict[str, Any]:
+        return {"t": "since", "time": self.since, "version": VERSION, "forgot": self._forgotten}
 
     @property
     def path(self) -> Path:
@@ -147,14 +166,9 @@ class Recorder:
             self._next_number = max(self._next_number, *(span.number + 1 for span in spans))
         for move in history.moves:
             topic.last_moves[move.queue_id] = move
-            if move.why == RESET:
-                numbers = [
-                    span.number
-                    for span in history.queues.get(move.queue_id, ())
-                    if span.began <= move.time
-                ]
-                topic.resets[move.queue_id] = max(numbers, default=-1) + 1
+        self._next_number = max(self._next_number, *history.resets.values(), 0)
         topic.view = max(history.views, default=-1)
+        self._drop_views(topic)
         if topic.view >= 0 and history.views[topic.view].filters:
             self._put_view(topic, {})
 
@@ -204,7 +218,7 @@ class Recorder:
         member, own = self._member(group, topic, peer)
         spans = known.history.queues.get(queue_id, ())
         last = next((span for span in reversed(spans) if span.lane == lane), None)
-        if last is not None and last.number < known.resets.get(queue_id, 0):
+        if last is not None and last.number < known.history.resets.get(queue_id, 0):
             last = None  # the group was reset since
         is_same = last is not None and _kind_of(last) == (member, by, own, unless)
         if last is not None and is_same and last.is_open and last.end < start:
@@ -225,10 +239,14 @@ class Recorder:
     def _add(self, known: _Topic, queue_id: int, span: Span) -> None:
         span.number, self._next_number = self._next_number, self._next_number + 1
         history = known.history
-        history.queues.setdefault(queue_id, []).append(span)
+        spans = history.queues.setdefault(queue_id, [])
+        spans.append(span)
+        known.used.add(span.view)
         fields = _span_fields(queue_id, span)
         where = {"g": history.group, "o": history.topic, "n": span.number}
-        self._write({"t": "span", **where, "s": fields})
+        self._write({"t": "span", **where, "s": fields}, known)
+        if len(spans) > _MOST_SPANS:
+            self._drop_older(known, queue_id)
 
     def committed(
         self,
@@ -287,7 +305,7 @@ class Recorder:
         for span in reversed(known.history.queues.get(queue_id, [])):
             if span.lane != lane or span.member != member:
                 continue
-            if (tenure and span.end != tenure[-1].start) or span.number < known.resets.get(
+            if (tenure and span.end != tenure[-1].start) or span.number < known.history.resets.get(
                 queue_id, 0
             ):
                 break
@@ -354,10 +372,13 @@ class Recorder:
         known = self._topic(group, topic)
         known.history.moves.append(move)
         known.last_moves[queue_id] = move
+        line: dict[str, Any] = {"t": "move", "g": group, "o": topic, "m": _move_fields(move)}
         if why == RESET:  # members begin anew
-            known.resets[queue_id] = self._next_number
-            self._readers.pop((group, topic, queue_id, lane), None)
-        self._write({"t": "move", "g": group, "o": topic, "m": _move_fields(move)})
+            line["n"] = known.history.resets[queue_id] = self._next_number
+            key = (group, topic, queue_id, lane)
+            self._readers.pop(key, None)
+            known.readers.discard(key)
+        self._write(line, known)
 
     def expired(
         self, group: str, topic: str, queue_id: int, peer: Peer, before: int, after: int
@@ -389,8 +410,8 @@ class Recorder:
             history = known.history
             change = Change(self._millis(), member.client_id, old, new)
             history.changes.append(change)
-            fields = [change.time, change.member, _fields(old), _fields(new)]
-            self._write({"t": "change", "g": group.name, "o": topic, "c": fields})
+            fields = [change.time, change.member, filter_fields(old), filter_fields(new)]
+            self._write({"t": "change", "g": group.name, "o": topic, "c": fields}, known)
             self._set_kind(history, group)
             distinct = set(known.filters)
             if is_new:  # its view is of today's members
@@ -411,9 +432,8 @@ class Recorder:
         kind = (group.message_model == "BROADCASTING", group.consume_type == "CONSUME_ACTIVELY")
         if group.members and kind != (history.is_broadcasting, history.is_pull):
             history.is_broadcasting, history.is_pull = kind
-            self._write(
-                {"t": "kind", "g": history.group, "o": history.topic, "b": kind[0], "p": kind[1]}
-            )
+            where = {"g": history.group, "o": history.topic}
+            self._write({"t": "kind", **where, "b": kind[0], "p": kind[1]})
 
     def _put_view(self, known: _Topic, members: Mapping[Peer, Member]) -> None:
         history = known.history
@@ -425,10 +445,11 @@ class Recorder:
         view = make_view(self._millis(), filters)
         known.view += 1
         history.views[known.view] = view
-        fields = [view.since, [[*_fields(f), *ids] for f, ids in view.filters.items()]]  # type: ignore[misc]
-        self._write(
-            {"t": "view", "g": history.group, "o": history.topic, "n": known.view, "v": fields}
-        )
+        if known.view - 2 not in known.used:  # the last but one may be what members left with
+            history.views.pop(known.view - 2, None)
+        fields = [view.since, [[f.kind, f.text, *ids] for f, ids in view.filters.items()]]
+        line = {"t": "view", "g": history.group, "o": history.topic, "n": known.view, "v": fields}
+        self._write(line, known)
 
     def topic_deleted(self, topic: str) -> None:
         self._forget(lambda key: key[1] == topic, {"t": "gone", "o": topic})
@@ -460,11 +481,12 @@ class Recorder:
     # Keeping.
 
     def _topic(self, group: str, topic: str) -> _Topic:
+        if self._held > _MOST_HELD * self._settings.config.history_bytes:
+            self._make_room()  # the file can't be written, or not as fast as this comes
         known = self._topics.get((group, topic))
         if known is None:
             while len(self._topics) >= _MOST_TOPICS:
-                self._drop(next(iter(self._topics)))  # the first that came
-                self._forgotten = self._millis()
+                self._drop_for_room(next(iter(self._topics)))  # the first that came
             since = max(self.since, self._forgotten)
             known = self._topics[group, topic] = _Topic(GroupHistory(group, topic, since))
             online = self._consumers.groups.get(group)
@@ -478,11 +500,18 @@ class Recorder:
 
     def _drop(self, key: tuple[str, str]) -> None:
         known = self._topics.pop(key)
+        self._held -= known.size
         for reader in known.readers:
-            del self._readers[reader]
+            self._readers.pop(reader, None)
         for spans in known.history.queues.values():
             for span in spans:
                 self._moved.pop(span, None)
+
+    def _drop_for_room(self, key: tuple[str, str]) -> None:
+        """If it comes again, it is not known from before."""
+        self._drop(key)
+        self._forgotten = max(self._millis(), self._forgotten)
+        self._write({"t": "gone", "g": key[0], "o": key[1], "forgot": self._forgotten})
 
     def _member(self, group: str, topic: str, peer: Peer | None) -> tuple[str, Filter | None]:
         known = self._consumers.groups.get(group)
@@ -494,12 +523,19 @@ class Recorder:
     def _millis(self) -> int:
         return int(self._now() * 1000)
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, Any], known: _Topic | None = None) -> None:
+        data = orjson.dumps(line)
+        if known is not None:
+            known.size += len(data)
+            self._held += len(data)
         with self._lock:
-            if len(self._lines) >= _MOST_LINES:
+            is_much = self._waiting > self._settings.config.history_bytes
+            if len(self._lines) >= _MOST_LINES or is_much:
                 self._lines.clear()
+                self._waiting = 0
                 self._is_to_be_rewritten = True
-            self._lines.append(orjson.dumps(line))
+            self._lines.append(data)
+            self._waiting += len(data)
         self.changes += 1
         self.on_change()
 
@@ -511,8 +547,8 @@ class Recorder:
     def snapshot(self) -> Callable[[], None]:
         """Return what saves it; see `saving.Table`."""
         limit = self._settings.config.history_bytes
-        if self._is_too_large:
-            self._is_too_large = False
+        if self._is_too_large or self._held > _HELD * limit:
+            self._is_too_large, self._is_to_be_rewritten = False, True
             self._make_room()
         most = min(limit, max(_LEAST_SIZE, _GROWTH * self._size_when_new))
         if not self._is_to_be_rewritten and self._file.size <= most:
@@ -522,24 +558,33 @@ class Recorder:
 
     def flush(self) -> None:
         """Write what waits, from any thread. Raises OSError."""
-        with self._lock:
-            lines, self._lines = self._lines, []
+        lines = self._take_lines()
         moved = self._progress()
         ends = [
             orjson.dumps({"t": "end", "n": span.number, "e": end, "a": acked})
             for span, end, acked in moved
         ]
+        data = [*lines, *ends]
+        if self._is_closed and (data or not self._is_clean):
+            data.append(_CLEAN)  # last: whoever reads it knows that all is there
         try:
-            self._file.append([*lines, *ends])
+            self._file.append(data)
         except OSError:
             self._put_back(lines)
             raise
+        self._is_clean = self._is_closed
         self._saved(moved)
+
+    def _take_lines(self) -> list[bytes]:
+        with self._lock:
+            lines, self._lines, self._waiting = self._lines, [], 0
+        return lines
 
     def _put_back(self, lines: list[bytes]) -> None:
         """What could not be written waits for the next attempt."""
         with self._lock:
             self._lines[:0] = lines
+            self._waiting += sum(map(len, lines))
 
     def _progress(self) -> list[tuple[Span, int, int]]:
         """How far spans are that have got further."""
@@ -555,23 +600,23 @@ class Recorder:
 
     def _rewrite(self, limit: int) -> None:
         """Write all that is kept to a new file, in another thread. Raises OSError."""
-        with self._lock:
-            waiting, self._lines = self._lines, []  # all of it will be in the new file
+        waiting = self._take_lines()  # all of it will be in the new file
         moved = self._progress()
-        lines = [orjson.dumps({"t": "since", "time": self.since})]
+        lines = [orjson.dumps(self._first_line())]
         for known in list(self._topics.values()):
-            value = undisturbed(known.history.to_json)
-            lines.append(orjson.dumps({"t": "group", "h": value}))
-        if self._is_closed:
-            lines.append(orjson.dumps({"t": "clean"}))
+            lines.append(orjson.dumps({"t": "group", "h": known.history.to_json()}))
+            known.size = len(lines[-1])
+        lines.append(_CLEAN if self._is_closed else _START)
+        held = sum(map(len, lines))
         try:
             self._file.replace(lines)
         except OSError:
             self._is_to_be_rewritten = True
             self._put_back(waiting)
             raise
+        self._is_clean = self._is_closed
         self._saved(moved)
-        self._size_when_new = self._file.size
+        self._size_when_new, self._held = self._file.size, held
         if self._file.size > limit // 2:
             self._is_too_large = self._is_to_be_rewritten = True
 
@@ -591,24 +636,45 @@ class Recorder:
             self._drop_views(known)
 
     def _make_room(self) -> None:
-        """Drop the oldest half of the spans of each queue that has many, or all that is known of
-        the first groups if no queue has."""
+        """Have those that take more than their share lose the older half of what is known of them,
+        the largest first; if that is not enough, forget the first that came."""
         log.warning("history takes more than history_bytes allows: the oldest of it is dropped")
-        dropped = False
-        for known in self._topics.values():
-            for queue_id, spans in known.history.queues.items():
-                gone = spans[: len(spans) // 2]
-                if len(gone) >= _LEAST_SPANS:
-                    floors = known.history.floors
-                    ends = (span.end for span in gone)
-                    floors[queue_id] = max(floors.get(queue_id, 0), *ends)
-                    self._drop_spans(known, queue_id, gone)
-                    dropped = True
-            self._drop_views(known)
-        if not dropped:
-            for key in list(self._topics)[: len(self._topics) // 4 + 1]:
-                self._drop(key)
-            self._forgotten = self._millis()
+        target = self._settings.config.history_bytes // 4
+        share = target // max(len(self._topics), 1)
+        total = sum(known.size for known in self._topics.values())
+        for key, known in sorted(self._topics.items(), key=lambda one: -one[1].size):
+            while total > target and known.size > share and known.size:
+                total -= known.size
+                if not self._halve(known):
+                    self._drop_for_room(key)
+                    break
+                known.size //= 2
+                total += known.size
+        for key in list(self._topics):
+            if total <= target:
+                break
+            total -= self._topics[key].size
+            self._drop_for_room(key)
+        self._held = total
+
+    def _halve(self, known: _Topic) -> bool:
+        """Return whether there was enough to drop half of it."""
+        history = known.history
+        queues = [one for one, spans in history.queues.items() if len(spans) >= 2 * _LEAST_SPANS]
+        for queue_id in queues:
+            self._drop_older(known, queue_id)
+        self._drop_views(known)
+        events = [one for one in (history.changes, history.moves) if len(one) >= 2 * _LEAST_SPANS]
+        for one in events:
+            for _ in range(len(one) // 2):
+                history.since = max(history.since, one.popleft().time + 1)
+        return bool(queues or events)
+
+    def _drop_older(self, known: _Topic, queue_id: int) -> None:
+        spans, floors = known.history.queues[queue_id], known.history.floors
+        gone = spans[: len(spans) // 2]
+        floors[queue_id] = max(floors.get(queue_id, 0), *(span.end for span in gone))
+        self._drop_spans(known, queue_id, gone)
 
     def _drop_spans(self, known: _Topic, queue_id: int, gone: Iterable[Span]) -> None:
         dropped = set(gone)
@@ -619,25 +685,16 @@ class Recorder:
                 self._moved.pop(span, None)
 
     def _drop_views(self, known: _Topic) -> None:
+        known.used = {span.view for spans in known.history.queues.values() for span in spans}
+        kept = {*known.used, known.view, known.view - 1}
         views = known.history.views
-        if len(views) > 1:
-            used = {span.view for spans in known.history.queues.values() for span in spans}
-            used.add(known.view)
-            known.history.views = {n: view for n, view in views.items() if n in used}
+        if len(views) > len(kept):
+            known.history.views = {n: view for n, view in views.items() if n in kept}
 
     def close(self) -> None:
         """Say that all is saved: nothing was read that is not recorded. To be saved after it."""
         self._is_closed = True
-        self._write({"t": "clean"})
-
-
-def undisturbed(read: Callable[[], T]) -> T:
-    """Return what a function gives that goes through tables of the loop's, in another thread."""
-    while True:
-        try:
-            return read()
-        except RuntimeError:  # one of them grew meanwhile
-            continue
+        self.changes += 1
 
 
 def _differs(before: Subscription | None, after: Subscription) -> bool:
@@ -662,10 +719,6 @@ def _is_ignored(group: str, topic: str) -> bool:
     )
 
 
-def _fields(by: Filter | None) -> list[str] | None:
-    return None if by is None else [by.kind, by.text]
-
-
 def _kind_of(span: Span) -> tuple[str, Filter, Filter | None, tuple[Filter, ...]]:
     """What two readers that follow each other have in common, if they are one."""
     return span.member, span.filter, span.own, span.unless
@@ -673,112 +726,20 @@ def _kind_of(span: Span) -> tuple[str, Filter, Filter | None, tuple[Filter, ...]
 
 def _span_fields(queue_id: int, span: Span) -> list[Any]:
     return [
-        *(queue_id, span.start, span.end, span.member, _fields(span.filter), _fields(span.own)),
-        *(span.view, span.began, span.acked, span.lane, [_fields(by) for by in span.unless]),
+        *(
+            queue_id,
+            span.start,
+            span.end,
+            span.member,
+            filter_fields(span.filter),
+            filter_fields(span.own),
+        ),
+        *(span.view, span.began, span.acked, span.lane, [filter_fields(by) for by in span.unless]),
     ]
 
 
 def _move_fields(move: Move) -> list[Any]:
     return [
         *(move.time, move.queue_id, move.before, move.after, move.by, move.why, move.lane),
-        _fields(move.filter),
+        filter_fields(move.filter),
     ]
-
-
-# Reading it again.
-
-
-def load_history(path: Path) -> History | None:
-    """Return what a file holds; None if there is none. Lines that are not understood are passed
-    over. If the broker did not stop in good order, the last span of each queue is open."""
-    loaded: History | None = None
-    spans: dict[int, Span] = {}
-    is_clean = False
-    for line in read_lines(path):
-        try:
-            if loaded is None:
-                loaded = History(int(line["time"]))
-                continue
-            is_clean = line["t"] == "clean" or (is_clean and line["t"] == "end")
-            _replay(loaded, spans, line)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            log.warning("%s: passed over: %.200r (%r)", path, line, error)
-    if loaded is not None and not is_clean:
-        loaded.is_clean = False
-        for history in loaded.groups.values():
-            for queue in history.queues.values():
-                last = {(span.member, span.lane): span for span in queue}
-                for span in last.values():
-                    span.is_open = True
-    return loaded
-
-
-def _replay(loaded: History, spans: dict[int, Span], line: Mapping[str, Any]) -> None:
-    match line["t"]:
-        case "group":
-            history = GroupHistory.from_json(line["h"])
-            loaded.groups[history.group, history.topic] = history
-            for queue in history.queues.values():
-                spans.update((span.number, span) for span in queue)
-        case "end":
-            span = spans.get(line["n"])
-            if span is not None:
-                span.end, span.acked = int(line["e"]), int(line["a"])
-        case "gone":
-            for key in list(loaded.groups):
-                if line.get("g") in (None, key[0]) and line.get("o") in (None, key[1]):
-                    del loaded.groups[key]
-        case "clean":
-            pass
-        case kind:
-            key = (str(line["g"]), str(line["o"]))
-            history = loaded.groups.get(key) or GroupHistory(*key, loaded.since)
-            loaded.groups[key] = history
-            _replay_of_group(history, spans, kind, line)
-
-
-def _replay_of_group(
-    history: GroupHistory, spans: dict[int, Span], kind: str, line: Mapping[str, Any]
-) -> None:
-    match kind:
-        case "span":
-            number = int(line["n"])
-            queue_id, start, end, member, by, own, view, began, acked, lane, unless = line["s"]
-            if number not in spans:
-                span = Span(start, end, member, _filter(by) or EVERYTHING, _filter(own), view,
-                            began, acked, lane, number=number)  # fmt: skip
-                span.unless = tuple(filter(None, map(_filter, unless)))
-                history.queues.setdefault(int(queue_id), []).append(span)
-                spans[number] = span
-        case "view":
-            since, filters = line["v"]
-            pairs = [(m, Filter(kind, text)) for kind, text, *ids in filters for m in ids]
-            history.views[int(line["n"])] = make_view(int(since), pairs)
-        case "change":
-            time, member, before, after = line["c"]
-            change = Change(int(time), member, _filter(before), _filter(after))
-            _append_once(history.changes, change)
-        case "move":
-            time, queue_id, before, after, who, why, lane, wanted = line["m"]
-            move = Move(
-                time=int(time),
-                queue_id=int(queue_id),
-                before=before,
-                after=int(after),
-                by=who,
-                why=why,
-                lane=lane,
-                filter=_filter(wanted),
-            )
-            _append_once(history.moves, move)
-        case "kind":
-            history.is_broadcasting, history.is_pull = bool(line["b"]), bool(line["p"])
-
-
-def _append_once(events: deque[T], event: T) -> None:
-    if event not in islice(reversed(events), _REPEATED):
-        events.append(event)
-
-
-def _filter(fields: list[Any] | None) -> Filter | None:
-    return None if fields is None else Filter(fields[0], fields[1])

@@ -3,22 +3,23 @@
 Lines are appended; when the file has grown to several times what it holds, or is too large, all
 that is still needed is written to a new file, which takes its place. After a crash the file is the
 old one or the new one, and a last line that was cut short is passed over. The first line says since
-when history is kept; `clean` as the last line, that the broker stopped in good order.
+when history is kept; `clean` as the last line, after all else, that the broker stopped in good
+order.
 
 Lines, by their field `t`:
 
-    since  {time}                     of the whole file, the first line
+    since  {time, version, forgot}    of the whole file, the first line
+    start  {}                         the broker runs again
     group  {h}                        all of a group on a topic (fate/history.py)
     span   {g, o, n, s}               a new span, number n
     end    {n, e, a}                  how far span n got: its end, what is acknowledged
     view   {g, o, n, v}               the members' filters from now on, view number n
-    change {g, o, c}   move {g, o, m}  kind {g, o, b, p}  gone {g?, o?}  clean {}
+    change {g, o, c}   move {g, o, m, n?}  kind {g, o, b, p}  gone {g?, o?, forgot?}  clean {}
 
 Events that are in a `group` line already may follow it again: reading them twice changes nothing.
 """
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,31 +29,26 @@ import orjson
 
 __all__ = ["NAME", "HistoryFile", "read_lines"]
 
-log = logging.getLogger(__name__)
-
 NAME: Final = "tamis-history.log"
 _LONGEST_LINE: Final = 64 * 2**20  # bytes
+_PART: Final = 2**20  # bytes written at once
 
 
-def read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Return what is in a file, line by line; nothing if it is not there. Lines that can't be read
-    are passed over, and logged once."""
-    unreadable = 0
+def read_lines(path: Path) -> Iterator[Mapping[str, Any] | None]:
+    """Return what is in a file, line by line; nothing if it is not there. None for a line that is
+    no JSON object. Raises OSError."""
     try:
         with path.open("rb") as file:
             while line := file.readline(_LONGEST_LINE):
+                if line == b"\n":
+                    continue  # after what was cut short
                 try:
                     value = orjson.loads(line)
                 except orjson.JSONDecodeError:
                     value = None
-                if isinstance(value, dict):
-                    yield value
-                else:
-                    unreadable += 1
+                yield value if isinstance(value, dict) else None
     except FileNotFoundError:
         return
-    if unreadable:
-        log.warning("%s: %d lines can't be read and are passed over", path, unreadable)
 
 
 class HistoryFile:
@@ -63,6 +59,7 @@ class HistoryFile:
         self.path = folder / NAME
         self.size = self.path.stat().st_size if self.path.exists() else 0
         self._is_torn = self._ends_in_the_middle()
+        self._is_in_folder = bool(self.size)  # whether its name survives a power cut
 
     def _ends_in_the_middle(self) -> bool:
         if not self.size:
@@ -79,35 +76,78 @@ class HistoryFile:
             return
         if self._is_torn:
             data = b"\n" + data
-        is_new = not self.size
-        self._is_torn = True  # unless all goes well
-        with self.path.open("ab", buffering=0) as file:
-            written = 0
-            while written < len(data):
-                written += file.write(data[written:]) or 0
-            os.fsync(file.fileno())
-            self.size = file.tell()
-        self._is_torn = False
-        if is_new:
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            before = os.fstat(file).st_size
+            try:
+                _write_all(file, data)
+                os.fsync(file)
+            except OSError:
+                self._take_back(file, before)
+                raise
+            self.size, self._is_torn = before + len(data), False
+        finally:
+            os.close(file)
+        if not self._is_in_folder:
             _sync_folder(self.path.parent)
+            self._is_in_folder = True
+
+    def _take_back(self, file: int, size: int) -> None:
+        """Or else each attempt would make the file longer, on a disk that is full perhaps."""
+        self._is_torn = True
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, size)
+        with contextlib.suppress(OSError):
+            self.size = os.fstat(file).st_size
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """Write a new file in the place of this one. Raises OSError, and then this one stays."""
+        """Write a new file in the place of this one. Raises OSError, and then this one stays, or
+        the new one if only its folder could not be synced."""
         new = self.path.with_name(NAME + ".new")
         try:
-            with new.open("wb") as file:
-                for line in lines:
-                    file.write(line + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-                size = file.tell()
+            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                size = 0
+                for part in _in_parts(lines):
+                    _write_all(file, part)
+                    size += len(part)
+                os.fsync(file)
+            finally:
+                os.close(file)
             os.replace(new, self.path)
         except BaseException:
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
             raise
-        self.size, self._is_torn = size, False
+        self.size, self._is_torn, self._is_in_folder = size, False, False
         _sync_folder(self.path.parent)
+        self._is_in_folder = True
+
+    def set_aside(self) -> Path:
+        """Begin with an empty file; what was there is kept beside it. Raises OSError."""
+        aside = self.path.with_name(NAME + ".unread")
+        os.replace(self.path, aside)
+        self.size, self._is_torn, self._is_in_folder = 0, False, False
+        return aside
+
+
+def _in_parts(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Many lines at once: a system call for each would take long."""
+    part: list[bytes] = []
+    size = 0
+    for line in lines:
+        part += (line, b"\n")
+        size += len(line)
+        if size >= _PART:
+            yield b"".join(part)
+            part, size = [], 0
+    yield b"".join(part)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -23,6 +23,7 @@ __all__ = ["ConsumerGroup", "Consumers", "Member", "Producers"]
 log = logging.getLogger(__name__)
 
 _LOGGED: Final = 16  # lines for one heartbeat
+_TEXT_LOGGED: Final = 200  # characters of an expression
 _SILENT_STEP: Final = 200  # groups looked through at once
 _MOST_WARNINGS: Final = 1000  # remembered of a group, so that each is given once
 
@@ -48,7 +49,7 @@ class ConsumerGroup:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)  # the group's, by topic
     # by topic, what members subscribe to, and how many to each
     _said: dict[str, Counter[str]] = field(default_factory=dict)
-    _warned: set[tuple[str, frozenset[str]]] = field(default_factory=set)
+    _warned: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def client_ids(self) -> list[str]:
@@ -111,7 +112,7 @@ class ConsumerGroup:
         count = 0
         for topic in topics:
             said = self._said[topic]
-            key = (topic, frozenset(said))
+            key = (topic, hash(frozenset(said)))  # the texts may be long, and soon out of date
             if len(said) < 2 or key in self._warned or count == _LOGGED:
                 continue
             if len(self._warned) >= _MOST_WARNINGS:
@@ -120,8 +121,9 @@ class ConsumerGroup:
             count += 1
             who: dict[str, list[str]] = {}
             for member in self.members.values():
-                if topic in member.subscriptions:
-                    who.setdefault(_text(member.subscriptions[topic]), []).append(member.client_id)
+                if topic in member.subscriptions and len(who) < _LOGGED:
+                    text = _text(member.subscriptions[topic])[:_TEXT_LOGGED]
+                    who.setdefault(text, []).append(member.client_id[:_TEXT_LOGGED])
             log.warning(
                 "group %s: its members subscribe differently to %s: %.2000s",
                 *(self.name, topic, who),

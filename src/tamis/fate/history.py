@@ -20,6 +20,8 @@ __all__ = ["Change", "GroupHistory", "History", "Span"]
 MOST_CHANGES: Final = 1000  # remembered of a group on a topic
 MOST_MOVES: Final = 1000  # likewise
 _MEMBERS_SHOWN: Final = 3  # client ids for each filter of a view
+_MOST_FILTERS: Final = 64  # of a view
+_MOST_TEXT: Final = 2**18  # characters of a view's filters, beyond which there are no more than two
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +67,7 @@ class GroupHistory:
     moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOST_MOVES))
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
     floors: dict[int, int] = field(default_factory=dict)  # offsets before which spans were dropped
+    resets: dict[int, int] = field(default_factory=dict)  # by queue: spans before are done with
     is_broadcasting: bool = False
     is_pull: bool = False
 
@@ -105,7 +108,7 @@ class GroupHistory:
         return self.floors.get(queue_id, 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it, filters by number."""
+        """Return all of it, filters by number. From any thread: each table is copied at once."""
         numbers = _Numbers()
         spans = [
             [
@@ -113,12 +116,12 @@ class GroupHistory:
                 *(numbers[span.own], span.view, span.began, span.acked, span.lane),
                 *(span.is_open, span.number, [numbers[by] for by in span.unless]),
             ]
-            for queue_id, spans in self.queues.items()
+            for queue_id, spans in list(self.queues.items())
             for span in list(spans)
         ]
         views = {
             str(number): [view.since, [[numbers[f], list(m)] for f, m in view.filters.items()]]
-            for number, view in self.views.items()
+            for number, view in list(self.views.items())
         }
         return {
             "group": self.group,
@@ -126,11 +129,12 @@ class GroupHistory:
             "since": self.since,
             "spans": spans,
             "views": views,
-            "moves": [_move_to_json(move, numbers) for move in self.moves],
+            "moves": [_move_to_json(move, numbers) for move in list(self.moves)],
             "changes": [
-                [c.time, c.member, numbers[c.before], numbers[c.after]] for c in self.changes
+                [c.time, c.member, numbers[c.before], numbers[c.after]] for c in list(self.changes)
             ],
-            "floors": {str(queue_id): offset for queue_id, offset in self.floors.items()},
+            "floors": {str(queue_id): offset for queue_id, offset in list(self.floors.items())},
+            "resets": {str(queue_id): number for queue_id, number in list(self.resets.items())},
             "broadcasting": self.is_broadcasting,
             "pull": self.is_pull,
             "filters": numbers.to_json(),
@@ -163,8 +167,8 @@ class GroupHistory:
         made.moves.extend(_move_from_json(fields, filters) for fields in value["moves"])
         for time, member, before, after in value["changes"]:
             made.changes.append(Change(int(time), str(member), named(before), named(after)))
-        floors = dict(value["floors"])
-        made.floors.update((int(queue), int(offset)) for queue, offset in floors.items())
+        for table, name in ((made.floors, "floors"), (made.resets, "resets")):
+            table.update((int(queue), int(at)) for queue, at in dict(value.get(name, {})).items())
         made.is_broadcasting, made.is_pull = bool(value["broadcasting"]), bool(value["pull"])
         return made
 
@@ -179,6 +183,7 @@ class History:
     since: int
     groups: dict[tuple[str, str], GroupHistory] = field(default_factory=dict)  # by group, topic
     broker: str = ""
+    forgotten: int = 0  # when groups were last dropped for want of room
     is_clean: bool = True  # whether the broker stopped in good order
 
     def to_json(self) -> dict[str, Any]:
@@ -194,14 +199,18 @@ class History:
 
 
 def make_view(time: int, filters: Iterable[tuple[str, Filter]]) -> View:
-    """Return the view of members, given by client id and filter."""
+    """Return the view of members, given by client id and filter; cut short if they have very many
+    different ones."""
     made: dict[Filter, tuple[str, ...]] = {}
+    size = 0
     for member, by in filters:
-        known = made.get(by, ())
-        if len(known) < _MEMBERS_SHOWN and member not in known:
+        known = made.get(by)
+        if known is None:
+            size += len(by.text)
+            if len(made) < 2 or (len(made) < _MOST_FILTERS and size <= _MOST_TEXT):
+                made[by] = (member,)
+        elif len(known) < _MEMBERS_SHOWN and member not in known:
             made[by] = (*known, member)
-        elif not known:
-            made[by] = (member,)
     return View(time, made)
 
 
