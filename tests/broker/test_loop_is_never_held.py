@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from broker.running import Client, run, running, until
@@ -14,7 +14,9 @@ from broker.running import Client, run, running, until
 from tamis.broker.broker import Broker
 from tamis.broker.filters import try_compile
 from tamis.errors import InvalidFilter
+from tamis.fate.filters import Filter
 from tamis.net import blocking
+from tamis.net.aio import Peer
 from tamis.wire import beans
 from tamis.wire.bodies import ConsumerData, Heartbeat, Subscription, TopicConfig
 from tamis.wire.codes import RequestCode, ResponseCode
@@ -245,6 +247,86 @@ def test_whole_tables_are_told_between_others(
             answer = await answered_before(broker, client.ask(code))
             assert answer.code == ResponseCode.SUCCESS
             assert len(answer.body) > 20_000 * 15
+
+    run(scene())
+
+
+def many_histories(broker: Broker) -> None:
+    for i in range(10_000):
+        broker.recorder.moved(f"group-{i}", "T", 0, None, 1, "a tool", "an offset was set")
+
+
+def long_history(broker: Broker) -> None:
+    """Of few groups, as long as it may be."""
+    peers = [cast("Peer", f"c{number}") for number in range(2)]
+    for group in ("g", "h", "i"):
+        for number in range(19_000):
+            queue, peer = (group, "T", number % 2), peers[number // 2 % 2]
+            broker.recorder.read(*queue, peer, "*", Everything(), 0, number + 1)
+
+
+class Everything:
+    def filter(self) -> Filter:
+        return Filter("TAG", "*")
+
+    def unless(self) -> tuple[Filter, ...]:
+        return ()
+
+
+def some_offsets(broker: Broker) -> None:
+    for i in range(5000):
+        broker.offsets.commit(f"group-{i}", "T", 0, 1)
+
+
+def many_rules(broker: Broker) -> None:
+    for i in range(10_000):
+        broker.rules.set_policy(f"group-{i}", "isolate")
+
+
+@pytest.mark.parametrize(
+    ("code", "fill"),
+    [
+        (RequestCode.GET_HISTORY, many_histories),
+        (RequestCode.GET_HISTORY, long_history),
+        (RequestCode.GET_GROUP_RULES, many_rules),
+        (RequestCode.EXPLAIN_MESSAGE, many_histories),
+        (RequestCode.GET_MATCHING_LAG, some_offsets),
+    ],
+)
+def test_fates_rules_and_lags_are_told_between_others(
+    tmp_path: Path, code: RequestCode, fill: Callable[[Broker], None]
+) -> None:
+    fields = {"topic": "T", "queueId": "0", "offset": "0"}
+
+    async def scene() -> None:
+        async with running(tmp_path) as (broker, client):
+            await client.send("T")
+            await until(lambda: broker.store.find_queue("T", 0))
+            fill(broker)
+            await broker.saver.durable("history")
+            answer = await answered_before(broker, client.ask(code, fields))
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            assert len(answer.body) > 1000
+
+    run(scene())
+
+
+def test_a_history_that_no_answer_holds_is_refused_in_one_line(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path, history_bytes=2**30) as (broker, client):
+            for i in range(40):
+                for number in range(40):
+                    why = f"{number}{'x' * 20_000}"
+                    broker.recorder.moved(f"g{i}", "T", 0, None, 1, "a tool", why)
+            answer = await client.ask(RequestCode.GET_HISTORY, {"topic": "T"})
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert answer.remark == (
+                "the history of 40 groups on topics takes more than an answer holds: name a group "
+                "or a topic, or both (16711680 bytes)"
+            )
+            answer = await client.ask(RequestCode.GET_HISTORY, {"group": "g7"})
+            assert answer.code == ResponseCode.SUCCESS
+            assert len(answer.body) > 800_000
 
     run(scene())
 

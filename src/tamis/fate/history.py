@@ -21,7 +21,8 @@ MOST_CHANGES: Final = 1000  # remembered of a group on a topic
 MOST_MOVES: Final = 1000  # likewise
 _MEMBERS_SHOWN: Final = 3  # client ids for each filter of a view
 _MOST_FILTERS: Final = 64  # of a view
-_MOST_TEXT: Final = 2**18  # characters of a view's filters, beyond which there are no more than two
+_MOST_READINGS: Final = 32  # of a message that are given; a hostile client reads it for ever
+_MOST_TEXT: Final = 2**16  # characters of a view's filters, beyond which there are no more than two
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +73,14 @@ class GroupHistory:
     is_pull: bool = False
 
     def readings(self, queue_id: int, offset: int) -> tuple[Reading, ...]:
-        """Return who read the message, the first first."""
+        """Return who read the message, the first first. If it was read very often, the last of
+        those that acknowledged it, and of those that did not."""
+        spans = [span for span in self.queues.get(queue_id, ()) if span.covers(offset)]
+        if len(spans) > _MOST_READINGS:
+            acked = [span for span in spans if span.acked > offset][-_MOST_READINGS // 2 :]
+            others = [span for span in spans if span.acked <= offset][-_MOST_READINGS // 2 :]
+            kept = {*acked, *others}
+            spans = [span for span in spans if span in kept]
         return tuple(
             Reading(
                 member=span.member,
@@ -86,8 +94,7 @@ class GroupHistory:
                 lane=span.lane,
                 unless=span.unless,
             )
-            for span in self.queues.get(queue_id, ())
-            if span.covers(offset)
+            for span in spans
         )
 
     def moves_of(self, queue_id: int) -> tuple[Move, ...]:

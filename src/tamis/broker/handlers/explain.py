@@ -4,8 +4,11 @@ The facts are gathered here, in steps; what they come to is decided by `tamis.fa
 """
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -22,6 +25,7 @@ from ...store.consumequeue import ConsumeQueue
 from ...store.store import Store
 from ...store.tables import FilterData
 from ...wire.codes import ResponseCode
+from ...wire.frame import MAX_FRAME
 from ...wire.headers import ExplainMessage, GetHistory
 from ..filters import Filters
 from ..groups import SYSTEM_PREFIX
@@ -35,6 +39,9 @@ __all__ = ["Explainer", "explain_message", "get_history"]
 log = logging.getLogger(__name__)
 
 _MOST_COPIES: Final = 32  # of a message that was sent back
+_MOST_BODY: Final = MAX_FRAME - 65_536  # bytes of an answer; its header comes before it
+_AT_ONCE: Final = 16  # groups judged before others have the thread
+_TURN: Final = 0.02  # seconds of encoding, then others have the thread
 _MOST_CODE: Final = 65_536  # characters of what code said
 
 
@@ -255,11 +262,18 @@ def explain_message(
     copies: dict[str, RetryFacts] = {}
     if stored is not None:
         copies = yield from explainer.copies(stored, names)
-    judgements = []
-    for name in names:
-        judgements.append(judge(message, explainer.group(name, message, copies)))
-        yield None
-    judgements.sort(key=lambda one: (one.fate is not Fate.LOST_TO_INCONSISTENCY, one.group))
+    judged, size = list[tuple[bool, str, bytes]](), 0
+    for at in range(0, len(names), _AT_ONCE):
+        facts = []
+        for name in names[at : at + _AT_ONCE]:
+            facts.append(explainer.group(name, message, copies))
+            yield None
+        made = yield partial(_judge, message, facts)  # in the thread: filters may be long
+        judged += made
+        size += sum(len(text) + 1 for *_, text in made)
+        if size > _MOST_BODY:
+            why = f"what became of it for {len(names)} groups is more than an answer holds"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, f"{why}: name a group")
     body = {
         "broker": explainer.broker,
         "since": explainer.recorder.since,
@@ -271,9 +285,18 @@ def explain_message(
             "stored": message.stored,
             "properties": message.properties,
         },
-        "groups": [one.to_json() for one in judgements],
     }
-    return Answer(body=_json(body))
+    groups = b",".join(text for *_, text in sorted(judged))
+    return Answer(body=b'%b,"groups":[%b]}' % (_json(body)[:-1], groups))
+
+
+def _judge(message: MessageFacts, groups: list[GroupFacts]) -> list[tuple[bool, str, bytes]]:
+    """Those that lost it come first when they are sorted."""
+    made = []
+    for facts in groups:
+        one = judge(message, facts)
+        made.append((one.fate is not Fate.LOST_TO_INCONSISTENCY, one.group, _json(one.to_json())))
+    return made
 
 
 def _code_outcomes(text: str | None) -> dict[str, Outcome]:
@@ -293,12 +316,29 @@ def _code_outcomes(text: str | None) -> dict[str, Outcome]:
 def get_history(
     recorder: Recorder, broker: str, header: GetHistory, request: Request
 ) -> Steps[Answer]:
-    """Of a topic, a group, both, or everything."""
-    groups = []
-    for history in recorder.known(header.group, header.topic):
-        groups.append(history.to_json())
-        yield None
-    return Answer(body=_json({"broker": broker, "since": recorder.since, "groups": groups}))
+    """Of a topic, a group, both, or everything; refused if that is more than an answer holds."""
+    known = recorder.known(header.group, header.topic)
+    left, parts, size = deque(known), list[bytes](), 0
+    while left:
+        made = yield partial(_encode_some, left)  # in the thread, in turns with others
+        size += sum(map(len, made)) + len(made)
+        parts += made
+        if size > _MOST_BODY:
+            why = f"the history of {len(known)} groups on topics takes more than an answer holds"
+            if len(known) > 1:
+                why += ": name a group or a topic, or both"
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, f"{why} ({_MOST_BODY} bytes)")
+    head = orjson.dumps({"broker": broker, "since": recorder.since})[:-1]
+    return Answer(body=b'%b,"groups":[%b]}' % (head, b",".join(parts)))
+
+
+def _encode_some(left: deque[GroupHistory]) -> list[bytes]:
+    """As many of them as take a moment."""
+    made: list[bytes] = []
+    deadline = time.thread_time() + _TURN
+    while left and (not made or time.thread_time() < deadline):
+        made.append(orjson.dumps(left.popleft().to_json()))
+    return made
 
 
 def _json(value: dict[str, Any]) -> bytes:

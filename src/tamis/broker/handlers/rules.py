@@ -13,9 +13,11 @@ import orjson
 
 from ...errors import InvalidFilter, ResponseError
 from ...filter.tags import parse_tags
+from ...net.longwork import Steps, stepwise
 from ...net.server import Answer, Request
 from ...store.store import Store
 from ...wire.codes import ResponseCode
+from ...wire.frame import MAX_FRAME
 from ...wire.headers import GetGroupRules, SetGroupFilter, SetGroupPolicy
 from ..conflicts import Conflicts
 from ..filters import Filters, checked_length, compile_sql
@@ -31,6 +33,7 @@ __all__ = ["Deciding", "get_rules", "set_filter", "set_policy"]
 log = logging.getLogger(__name__)
 
 _MOST_OFFSET: Final = 2**62
+_MOST_BODY: Final = MAX_FRAME - 65_536  # bytes of an answer; its header comes before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,23 @@ def set_policy(parts: Deciding, header: SetGroupPolicy, request: Request) -> Ans
     return _told({"broker": parts.broker, **_rules_of(parts, header.group)})
 
 
-def get_rules(parts: Deciding, header: GetGroupRules, request: Request) -> Answer:
+@stepwise
+def get_rules(parts: Deciding, header: GetGroupRules, request: Request) -> Steps[Answer]:
     """Of one group, or of all that have some."""
     rules = parts.conflicts.rules
     names = [header.group] if header.group else sorted(rules.policies.keys() | rules.divisions)
     default = parts.conflicts.default_policy
     made = {"broker": parts.broker, "policy": default, "hold_seconds": parts.conflicts.hold}
-    return _told(made | {"groups": [_rules_of(parts, name) for name in names]})
+    groups, size = list[bytes](), 0
+    for name in names:
+        groups.append(orjson.dumps(_rules_of(parts, name)))
+        size += len(groups[-1]) + 1
+        if size > _MOST_BODY:
+            why = f"the rules of {len(names)} groups take more than an answer holds: name a group"
+            raise _refused(f"{why} ({_MOST_BODY} bytes)")
+        yield None
+    head = orjson.dumps(made)[:-1]
+    return Answer(body=b'%b,"groups":[%b]}' % (head, b",".join(groups)))
 
 
 def set_filter(parts: Deciding, header: SetGroupFilter, request: Request) -> Answer:
