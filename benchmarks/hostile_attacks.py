@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import hostile_histories as histories
 import hostile_moves as moves
 from hostile_moves import Target
 from hostile_server import Disk
@@ -97,6 +98,21 @@ ATTACKS = {
         Attack("queue-listing", "QUERY_CONSUME_QUEUE of 200,000 messages.", moves.queue_listing),
         Attack("statistics", "All statistics of a topic of 10,000 queues.", moves.statistics),
         Attack("questions", "400,000 pipelined questions of tools.", moves.pipelined_questions),
+        Attack(
+            "changing-filters",
+            "Members that change their filters with each heartbeat, and read.",
+            histories.changing_filters,
+        ),
+        Attack(
+            "torn-readings",
+            "Two connections read and commit here and there, in turns.",
+            histories.torn_readings,
+        ),
+        Attack(
+            "questions-of-fates",
+            "History, fates, lags and rules of everything, and broken ones.",
+            histories.questions_of_fates,
+        ),
         Attack("held-pulls", "100 connections with 1,000 held pulls each.", moves.held_pulls),
         Attack(
             "slow-readers",

@@ -262,6 +262,8 @@ class Broker:
         self.consumers.on_empty = self._group_left
         self.consumers.on_leave = self.conflicts.left
         self.consumers.on_reset = self.conflicts.reset
+        self.consumers.on_offsets_set = self.conflicts.offsets_set
+        self.topics.on_delete = self.conflicts.topic_deleted
         self.groups.on_delete = self.conflicts.forget
         self.rules.on_change = lambda: self.saver.soon("group rules")
         self.locks.name_of = self.conflicts.lock_name

@@ -9,7 +9,7 @@ are gone is looked after by `tending`.
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ..errors import InvalidFilter, ResponseError
 from ..fate.facts import LaneFacts
@@ -587,6 +587,29 @@ class Conflicts:
                     lane.bands.pop((topic, queue_id), None)
                     lane.progress[topic, queue_id] = offset
         self.rules.changes += 1
+
+    def offsets_set(self, group: str, topic: str) -> None:
+        """A tool set the group's offsets: lanes follow at once, so that it is saved."""
+        division = self.divisions.get(group)
+        if division is None:
+            return
+        known = {queue for queue in division.queues() if queue[0] == topic}
+        for queue in known | {(topic, one) for one in self._offsets.of(group, topic)}:
+            self._follow(division, queue)
+
+    def topic_deleted(self, topic: str) -> None:
+        """One of the same name counts anew."""
+        for division in list(self.divisions.values()):
+            tables: list[dict[Queue, Any]] = [division.began, division.committed]
+            for lane in division.lanes:
+                tables += [lane.progress, lane.rewinds, lane.bands, lane.served]
+            is_known = division.cutovers.pop(topic, None) is not None
+            for table in tables:
+                for queue in [one for one in table if one[0] == topic]:
+                    del table[queue]
+                    is_known = True
+            if is_known:
+                self.changed(division)
 
     def move(self, division: Division, queue: Queue, offset: int | None) -> None:
         """All lanes, to where the group is now."""

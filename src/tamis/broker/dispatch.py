@@ -165,6 +165,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 "topics",
                 "consumer offsets",
                 "history",
+                "group rules",
             ),
         ),
         code.GET_ALL_TOPIC_CONFIG: Route(None, partial(topics.all_topics, b.topics)),
@@ -231,6 +232,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 partial(groups.clone_offsets, b.topics, b.consumers, b.offsets, b.recorder),
                 "consumer offsets",
                 "history",
+                "group rules",
             ),
         ),
         code.INVOKE_BROKER_TO_RESET_OFFSET: Route(
@@ -249,6 +251,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 ),
                 "consumer offsets",
                 "history",
+                "group rules",
             ),
         ),
         code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Route(

@@ -20,9 +20,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
+from ..errors import StoreError
 from ..fate.facts import EXPIRED, RESET, UNSAVED, Move
 from ..fate.filters import Filter
-from ..fate.history import Change, GroupHistory, Span, make_view
+from ..fate.history import Change, GroupHistory, History, Span, make_view
 from ..net.aio import Peer
 from ..wire.bodies import Subscription
 from .config import Settings
@@ -97,7 +98,8 @@ class Filtered(Protocol):
 
 class Recorder:
     """Belongs to the event loop; what `snapshot` returns may be called in another thread, one at a
-    time. `min_offset` tells where a queue begins."""
+    time. `min_offset` tells where a queue begins. Raises StoreError for a file that can't be read.
+    """
 
     def __init__(
         self,
@@ -111,8 +113,15 @@ class Recorder:
         self._consumers = consumers
         self._min_offset = min_offset
         self._now = now
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = HistoryFile(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = HistoryFile(folder)
+            loaded = self._load()
+        except OSError as error:
+            raise StoreError(
+                f"{error.filename or folder} can't be read: {error.strerror or error}. Mend it, or "
+                "move it away: history then begins anew"
+            ) from None
         self._lock = threading.Lock()  # of what waits to be written
         self._lines: list[bytes] = []
         self._moved: dict[Span, None] = {}  # spans that have got further
@@ -131,12 +140,6 @@ class Recorder:
         self._unclean: list[tuple[str, str]] = []  # to be looked through by `clean`
         self._held = 0  # bytes, about, that all of it takes in the file
         self._waiting = 0  # bytes of `_lines`
-        try:
-            loaded = load_history(self._file.path)
-        except NotHistory as error:
-            loaded = None
-            aside = self._file.set_aside()
-            log.error("%s: it is kept as %s, and history begins anew", error, aside.name)
         self._started = self._millis()
         self._was_killed = loaded is not None and not loaded.is_clean
         self.since = self._millis() if loaded is None else loaded.since
@@ -151,6 +154,14 @@ class Recorder:
                 topic.size = self._file.size // len(self._topics)  # until it is written anew
                 self._all_left(topic)
             self._held = self._file.size
+
+    def _load(self) -> History | None:
+        try:
+            return load_history(self._file.path)
+        except NotHistory as error:
+            aside = self._file.set_aside()
+            log.error("%s: it is kept as %s, and history begins anew", error, aside.name)
+            return None
 
     def _first_line(self) -> dict[str, Any]:
         return {"t": "since", "time": self.since, "version": VERSION, "forgot": self._forgotten}

@@ -181,7 +181,7 @@ class Consumers:
     """`on_change`: a group has other members or topics. `on_empty`: its last member left.
     `on_member`: a member subscribes to something else than before, which is given; to nothing at
     all if it left. `on_leave`: a member left. `on_reset`: members are told to go elsewhere in a
-    topic."""
+    topic. `on_offsets_set`: a tool set a group's offsets of a topic."""
 
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
@@ -192,6 +192,7 @@ class Consumers:
         )
         self.on_leave: Callable[[ConsumerGroup, Member], None] = lambda group, member: None
         self.on_reset: Callable[[str, str, Mapping[int, int]], None] = lambda *_: None
+        self.on_offsets_set: Callable[[str, str], None] = lambda *_: None
         self._groups_of: dict[Peer, dict[str, None]] = {}
         self.count = 0  # memberships
 

@@ -94,6 +94,7 @@ class Topics(Mapping[str, TopicConfig]):
         self.path = folder / "topics.json"
         self.changes = 1  # what is made at the start may not be in the file
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
+        self.on_delete: Callable[[str], None] = lambda topic: None
         self.quotas: Quotas | None = None
         self._topics, self.version = tables.load_topics(folder)
         self._deleted = set((tables.read_table(folder / _DELETED) or {}).get("topics", []))
@@ -155,6 +156,7 @@ class Topics(Mapping[str, TopicConfig]):
         self._deleted.add(topic)
         log.info("topic %s: deleted", topic)
         self._changed(None)
+        self.on_delete(topic)
         return True
 
     def inherit(

@@ -358,6 +358,7 @@ def clone_offsets(
             continue
         before = offsets.of(target, topic)
         offsets.clone(source, target, topic)
+        consumers.on_offsets_set(target, topic)
         for queue_id, offset in offsets.of(target, topic).items():
             if before.get(queue_id) != offset:
                 queue = (target, topic, queue_id)
@@ -423,6 +424,7 @@ def reset_offset(
     else:
         for queue_id, offset in table.items():
             offsets.commit(name, header.topic, queue_id, offset)
+        consumers.on_offsets_set(name, header.topic)
     return (yield from answer_steps(ResetOffsets(offsets=queues)))
 
 
