@@ -1,4 +1,4 @@
-"""Attacks on what the broker remembers of readers, in its history and its lanes, and on its answers.
+"""Attacks on what the broker remembers of readers, and on what it tells of them.
 
 As those of `hostile_moves.py`, each is a function of its `Target`.
 """

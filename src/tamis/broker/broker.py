@@ -64,6 +64,7 @@ __all__ = ["Broker"]
 log = logging.getLogger(__name__)
 
 _SILENT: Final = 120.0  # seconds without a heartbeat
+_SAVE_HISTORY: Final = 0.25  # seconds: members may change their minds for ever, and each save syncs
 _SAVE_OFFSETS: Final = 5.0
 _SAVE_FILTERS: Final = 10.0
 _CLEAN: Final = 10.0
@@ -276,7 +277,7 @@ class Broker:
         self.readers.last_filter = lambda group, topic: last_filter(
             self.recorder.history(group, topic)
         )
-        self.recorder.on_change = lambda: self.saver.soon("history")
+        self.recorder.on_change = lambda: self.saver.soon("history", _SAVE_HISTORY)
         self.offsets.before_save = self._save_history
         self.filters.on_change = self._filters_changed
         self._filters_changed()

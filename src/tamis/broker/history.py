@@ -12,6 +12,7 @@ older half of it; the offset, or the time, before which not all is known is kept
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ _LEAST_SIZE: Final = 1 << 20  # bytes of the file, below which it is not written
 _GROWTH: Final = 4  # times what it held when it was last written anew
 _HELD: Final = 2  # times `history_bytes`: room is made when it is saved next
 _MOST_HELD: Final = 4  # times `history_bytes`: room is made at once
+_ROOM_SECONDS: Final = 0.005  # of making room at once
 _LEAST_SPANS: Final = 4  # of a queue that are kept when room is made
 _MOST_SPANS: Final = 10_000  # of a queue: readers may take turns for ever
 _CLEAN: Final = orjson.dumps({"t": "clean"})
@@ -559,9 +561,11 @@ class Recorder:
         """Return what saves it; see `saving.Table`."""
         limit = self._settings.config.history_bytes
         if self._is_too_large or self._held > _HELD * limit:
-            self._is_too_large, self._is_to_be_rewritten = False, True
             self._make_room()
+            self._is_to_be_rewritten |= not self._is_too_large
         most = min(limit, max(_LEAST_SIZE, _GROWTH * self._size_when_new))
+        if self._is_too_large:
+            most = 2 * limit  # it is worth while when there is room
         if not self._is_to_be_rewritten and self._file.size <= most:
             return self.flush
         self._is_to_be_rewritten = False
@@ -629,7 +633,7 @@ class Recorder:
         self._saved(moved)
         self._size_when_new, self._held = self._file.size, held
         if self._file.size > limit // 2:
-            self._is_too_large = self._is_to_be_rewritten = True
+            self._is_too_large = True
 
     def clean(self, count: int = 200) -> None:
         """Drop what concerns only messages that have left the log, of the next `count` groups and
@@ -648,13 +652,15 @@ class Recorder:
 
     def _make_room(self) -> None:
         """Have those that take more than their share lose the older half of what is known of them,
-        the largest first; if that is not enough, forget the first that came."""
+        the largest first; if that is not enough, forget the first that came. If it takes longer
+        than a moment, the rest is done when it is saved next."""
         log.warning("history takes more than history_bytes allows: the oldest of it is dropped")
         target = self._settings.config.history_bytes // 4
         share = target // max(len(self._topics), 1)
         total = sum(known.size for known in self._topics.values())
+        deadline = time.thread_time() + _ROOM_SECONDS
         for key, known in sorted(self._topics.items(), key=lambda one: -one[1].size):
-            while total > target and known.size > share and known.size:
+            while total > target and known.size > share and time.thread_time() < deadline:
                 total -= known.size
                 if not self._halve(known):
                     self._drop_for_room(key)
@@ -662,11 +668,11 @@ class Recorder:
                 known.size //= 2
                 total += known.size
         for key in list(self._topics):
-            if total <= target:
+            if total <= target or time.thread_time() > deadline:
                 break
             total -= self._topics[key].size
             self._drop_for_room(key)
-        self._held = total
+        self._held, self._is_too_large = total, total > target
 
     def _halve(self, known: _Topic) -> bool:
         """Return whether there was enough to drop half of it."""
@@ -683,9 +689,13 @@ class Recorder:
 
     def _drop_older(self, known: _Topic, queue_id: int) -> None:
         spans, floors = known.history.queues[queue_id], known.history.floors
-        gone = spans[: len(spans) // 2]
-        floors[queue_id] = max(floors.get(queue_id, 0), *(span.end for span in gone))
-        self._drop_spans(known, queue_id, gone)
+        half = len(spans) // 2
+        known.history.queues[queue_id] = spans[half:]
+        end = floors.get(queue_id, 0)
+        for span in spans[:half]:
+            end = max(end, span.end)
+            self._moved.pop(span, None)
+        floors[queue_id] = end
 
     def _drop_spans(self, known: _Topic, queue_id: int, gone: Iterable[Span]) -> None:
         dropped = set(gone)

@@ -6,6 +6,7 @@ of its lanes'.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,19 +63,17 @@ class Rules:
             self.changes += 1
 
     def snapshot(self) -> Callable[[], None]:
-        groups: dict[str, Any] = {}
-        for name in sorted(self.policies.keys() | self.divisions.keys()):
-            made = groups[name] = {}
-            if name in self.policies:
-                made["policy"] = self.policies[name]
-            division = self.divisions.get(name)
-            if division is not None:
-                made["isBroadcast"] = division.is_broadcast
-                made["began"] = _by_topic(division.began)
-                made["lanes"] = [_lane_to_json(lane) for lane in division.lanes]
-                made["cutovers"] = [cutover_to_json(one) for one in division.cutovers.values()]
+        policies = dict(self.policies)
+        divisions = {name: _copy(division) for name, division in self.divisions.items()}
 
         def save() -> None:
+            groups: dict[str, Any] = {}
+            for name in sorted(policies.keys() | divisions.keys()):
+                made = groups[name] = {}
+                if name in policies:
+                    made["policy"] = policies[name]
+                if name in divisions:
+                    made |= _division_to_json(divisions[name])
             if groups and self._store is not None:
                 self._store.make_durable()  # first what the offsets point to
             tables.write_table(self.path, {"groups": groups})
@@ -99,6 +98,32 @@ class Rules:
                 self.divisions[name] = division
 
 
+def _copy(division: Division) -> Division:
+    """With what may change; the rest is shared. There may be thousands, while all others wait."""
+    lanes = []
+    for lane in division.lanes:
+        made = Lane(lane.id, lane.born, lane.filters, is_placeholder=lane.is_placeholder)
+        made.progress, made.rewinds = dict(lane.progress), dict(lane.rewinds)
+        if lane.bands:
+            made.bands = {queue: list(bands) for queue, bands in lane.bands.items()}
+        for one in (*lane.newcomers.values(), *lane.awaited.values()):
+            made.awaited[one.client_id] = Newcomer(one.client_id, set(one.queues))
+        lanes.append(made)
+    cutovers = {topic: replace(one) for topic, one in division.cutovers.items()}
+    copy = Division(division.group, lanes, cutovers, division.is_broadcast)
+    copy.began = dict(division.began)
+    return copy
+
+
+def _division_to_json(division: Division) -> dict[str, Any]:
+    return {
+        "isBroadcast": division.is_broadcast,
+        "began": _by_topic(division.began),
+        "lanes": [_lane_to_json(lane) for lane in division.lanes],
+        "cutovers": [cutover_to_json(one) for one in division.cutovers.values()],
+    }
+
+
 def _lane_to_json(lane: Lane) -> dict[str, Any]:
     return {
         "id": lane.id,
@@ -109,7 +134,7 @@ def _lane_to_json(lane: Lane) -> dict[str, Any]:
         "rewinds": _by_topic(lane.rewinds),
         "newcomers": [
             {"clientId": one.client_id, "queues": [list(queue) for queue in sorted(one.queues)]}
-            for one in (*lane.newcomers.values(), *lane.awaited.values())
+            for one in lane.awaited.values()
         ],
         "had": [
             {

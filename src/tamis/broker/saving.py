@@ -80,12 +80,12 @@ class Saver:
         """`sync`: makes the changes durable in a journal, and may be called in another thread."""
         self._tables[name] = _Kept(name, table, sync)
 
-    def soon(self, name: str) -> None:
+    def soon(self, name: str, seconds: float = _SOON) -> None:
         """Saves a table a moment later, if it has changed; if saving fails, when that is tried
         next."""
         kept = self._tables[name]
         if not kept.is_saved and (kept.due is None or kept.failure is None):
-            self._save_by(kept, _SOON)
+            self._save_by(kept, seconds)
 
     async def durable(self, *names: str) -> None:
         """Returns when all changes these tables have now are on the disk. Raises StoreError if an
@@ -137,8 +137,9 @@ class Saver:
 
     def _save_by(self, kept: _Kept, seconds: float) -> None:
         at = asyncio.get_running_loop().time() + seconds
-        kept.due = at if kept.due is None else min(kept.due, at)
-        self._woken.set()
+        if kept.due is None or at < kept.due:
+            kept.due = at
+            self._woken.set()
 
     async def _save(self, kept: _Kept) -> None:
         kept.due = None
