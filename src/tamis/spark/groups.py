@@ -1,0 +1,186 @@
+"""What brokers, or a store's files, know of consumer groups: progress, members, history.
+
+Asked on the driver, for the job audit. A broker of Apache's keeps no history, and a store's files
+do not tell who is connected: then that part is None.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ..client.cluster import masters
+from ..client.config import ClientConfig
+from ..client.session import Session
+from ..errors import ConsumerOffline, Error, RemoteProtocolError, ResponseError
+from ..fate import Filter, History
+from ..store import tables
+from ..wire import beans, bodies, headers
+from ..wire.codes import Language, RequestCode, ResponseCode
+from ..wire.command import Command
+
+__all__ = ["BrokerGroups", "Members", "ask_brokers", "read_store"]
+
+Offsets = Mapping[tuple[str, str], Mapping[int, int]]  # by topic and group, by queue
+
+_GET_HISTORY: Final = 12311
+_AT_ONCE: Final = 16  # questions to a broker
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """A group's members that are connected now, and what it subscribes to by topic."""
+
+    client_ids: tuple[str, ...]
+    consume_type: str
+    message_model: str
+    subscriptions: Mapping[str, Filter]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerGroups:
+    """All groups of some topics, as one broker knows them."""
+
+    broker: str
+    history: History | None
+    offsets: Offsets
+    members: Mapping[str, Members | None] | None  # None of a group: nobody is connected
+    unknown: tuple[str, ...] = field(default=())  # sentences on what could not be found out
+
+
+def ask_brokers(nameserver: str, topics: Iterable[str], timeout: float) -> list[BrokerGroups]:
+    """Return what each broker that has one of the topics knows. Raises Error, TimeoutError."""
+
+    async def ask() -> list[BrokerGroups]:
+        config = ClientConfig(timeout=timeout, connect_timeout=timeout, heartbeat_interval=3600.0)
+        session = Session("audit", nameserver, config)
+        await session.start()
+        try:
+            known = await masters(session)
+            having = {
+                queue.broker_name
+                for topic in topics
+                for queue in await session.routes.read_queues(topic)
+            }
+            asked = [_ask_broker(session, name, known[name], topics)
+                     for name in sorted(having) if name in known]  # fmt: skip
+            return list(await asyncio.gather(*asked))
+        finally:
+            await session.close()
+
+    topics = tuple(topics)
+    return asyncio.run(ask())
+
+
+async def _ask_broker(
+    session: Session, broker: str, address: str, topics: Iterable[str]
+) -> BrokerGroups:
+    answer = await session.ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
+    table = beans.decode(bodies.OffsetWrapper, answer.body).offsets
+    offsets: dict[tuple[str, str], Mapping[int, int]] = {}
+    for name, queues in table.items():
+        topic, _, group = name.partition("@")
+        offsets[topic, group] = queues
+    history = await _history(session, broker, address)
+    unknown = () if history is not None else (f"{broker} keeps no history",)
+    groups = {group for topic, group in offsets if topic in topics}
+    if history is not None:
+        groups |= {group for group, topic in history.groups if topic in topics}
+    groups |= await _subscribers(session, address, topics)
+    members = await _all(sorted(groups), lambda group: _members(session, address, group))
+    return BrokerGroups(
+        broker=broker, history=history, offsets=offsets, members=members, unknown=unknown
+    )
+
+
+async def _history(session: Session, broker: str, address: str) -> History | None:
+    """Return the broker's, None if it keeps none."""
+    command = Command(code=_GET_HISTORY, fields={}, language=Language.PYTHON)
+    try:
+        answer = await session.ask_command(address, command)
+    except ResponseError as error:
+        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return None
+        raise
+    try:
+        history = History.from_json(json.loads(answer.body))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise RemoteProtocolError(f"the history of {broker} can't be read: {error!r}") from None
+    history.broker = broker
+    return history
+
+
+async def _subscribers(session: Session, address: str, topics: Iterable[str]) -> set[str]:
+    """Return groups that subscribe to a topic now, also those without progress."""
+    found: set[str] = set()
+    for topic in topics:
+        header = headers.OfTopic(topic=topic)
+        try:
+            code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+            answer = await session.ask(address, header, code=code)
+        except ResponseError:
+            continue  # a broker that does not say: groups with progress are known all the same
+        found |= set(json.loads(answer.body or b"{}").get("groupList") or ())
+    return found
+
+
+async def _members(session: Session, address: str, group: str) -> Members | None:
+    header = headers.OfConsumerGroup(consumer_group=group)
+    try:
+        code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+        answer = await session.ask(address, header, code=code)
+    except ConsumerOffline:
+        return None
+    except ResponseError as error:
+        if error.code == ResponseCode.SYSTEM_ERROR:  # as some versions say that nobody is there
+            return None
+        raise
+    found = beans.decode(bodies.ConsumerConnection, answer.body)
+    return Members(
+        tuple(sorted(one.client_id for one in found.connections)),
+        found.consume_type,
+        found.message_model,
+        {topic: _filter(one) for topic, one in found.subscriptions.items()},
+    )
+
+
+def _filter(subscription: bodies.Subscription) -> Filter:
+    if subscription.class_filter_mode:
+        return Filter("CODE", subscription.expression)
+    if subscription.is_tags:
+        return Filter("TAG", subscription.expression or "*")
+    return Filter("SQL92", subscription.expression)
+
+
+async def _all(
+    groups: Iterable[str], ask: Callable[[str], Awaitable[Members | None]]
+) -> dict[str, Members | None]:
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(group: str) -> tuple[str, Members | None]:
+        async with gate:
+            return group, await ask(group)
+
+    return dict(await asyncio.gather(*map(one, groups)))
+
+
+def read_store(
+    root: str, load_history: Callable[[Path], History | None], broker: str = ""
+) -> BrokerGroups:
+    """Return what the files of a store's directory tell. Raises Error."""
+    folder = Path(root) / "config"
+    try:
+        offsets = tables.load_consumer_offsets(folder)
+        history = load_history(folder / "tamis-history.log")
+    except (OSError, ValueError) as error:
+        raise Error(f"{folder}: {error}") from None
+    unknown = ["who is connected now is not in the files: who was when they were written counts"]
+    if history is None:
+        unknown.append(f"{folder} has no history of who read what")
+    else:
+        history.broker = broker
+    return BrokerGroups(
+        broker=broker, history=history, offsets=offsets, members=None, unknown=tuple(unknown)
+    )
