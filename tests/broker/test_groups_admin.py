@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tamis.broker.config import BrokerConfig
+from tamis.broker.config import BrokerConfig, Settings
 from tamis.broker.groups import Groups
 from tamis.broker.handlers import groups as handlers
+from tamis.broker.history import Recorder
 from tamis.broker.members import Consumers, Member, Producers
 from tamis.broker.offsets import Offsets
 from tamis.broker.stats import Stats
@@ -78,12 +79,20 @@ class Parts:
         self.offsets = Offsets(folder, self.store)
         self.consumers = Consumers()
         self.producers = Producers()
+        settings = Settings(BrokerConfig(name=BROKER))
+        self.recorder = Recorder(folder, settings, self.consumers, lambda *_: 0, self.clock)
         self.stats = Stats(now=self.clock)
         self.progress = handlers.Progress(
             BROKER, self.store, self.topics, self.consumers, self.offsets, self.stats
         )
         self.reset = partial(
-            handlers.reset_offset, BROKER, self.store, self.topics, self.consumers, self.offsets
+            handlers.reset_offset,
+            BROKER,
+            self.store,
+            self.topics,
+            self.consumers,
+            self.offsets,
+            self.recorder,
         )
         self.topics.put(TopicConfig(name="T", read_queues=2, write_queues=2))
 
@@ -132,7 +141,8 @@ def test_a_group_is_made_changed_told_and_deleted(parts: Parts) -> None:
     assert beans.decode(GroupConfig, body) == config
     table = beans.decode(GroupTable, handlers.all_groups(parts.groups, None, asked()).body)
     assert (table.groups, table.version) == (dict(parts.groups), parts.groups.version)
-    handlers.delete_group(parts.groups, parts.offsets, DeleteGroup(group_name="g"), asked())
+    gone = DeleteGroup(group_name="g")
+    handlers.delete_group(parts.groups, parts.offsets, parts.recorder, gone, asked())
     assert "g" not in parts.groups
 
 
@@ -156,7 +166,7 @@ def test_offsets_go_with_a_group_if_asked_for(parts: Parts, name: str | None) ->
     parts.offsets.commit("g", "T", 0, 5)
     parts.offsets.commit("gg", "T", 0, 5)
     header = DeleteGroup(group_name="g", **({name: True} if name else {}))
-    handlers.delete_group(parts.groups, parts.offsets, header, asked())
+    handlers.delete_group(parts.groups, parts.offsets, parts.recorder, header, asked())
     assert parts.offsets.groups("T") == (["gg"] if name else ["g", "gg"])
 
 
@@ -291,7 +301,9 @@ def test_offsets_are_cloned_of_one_topic_or_of_all(parts: Parts) -> None:
     parts.topics.put(TopicConfig(name="U"))
     for topic in ("T", "U", "gone"):
         parts.offsets.commit("a", topic, 0, 5)
-    clone = partial(handlers.clone_offsets, parts.topics, parts.consumers, parts.offsets)
+    clone = partial(
+        handlers.clone_offsets, parts.topics, parts.consumers, parts.offsets, parts.recorder
+    )
     clone(CloneGroupOffset(src_group="a", dest_group="b", topic="T"), asked())
     assert parts.offsets.topics("b") == ["T"]
     clone(CloneGroupOffset(src_group="a", dest_group="c"), asked())
@@ -303,7 +315,9 @@ def test_offsets_are_cloned_of_one_topic_or_of_all(parts: Parts) -> None:
 def test_topics_the_source_has_left_are_cloned_only_offline(parts: Parts) -> None:
     parts.join(peer_of_nobody(), topic="U")
     parts.offsets.commit("g", "T", 0, 5)
-    clone = partial(handlers.clone_offsets, parts.topics, parts.consumers, parts.offsets)
+    clone = partial(
+        handlers.clone_offsets, parts.topics, parts.consumers, parts.offsets, parts.recorder
+    )
     clone(CloneGroupOffset(src_group="g", dest_group="b", topic="T"), asked())
     assert parts.offsets.topics("b") == []
     clone(CloneGroupOffset(src_group="g", dest_group="b", topic="T", offline=True), asked())

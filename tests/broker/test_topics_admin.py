@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tamis.broker.config import BrokerConfig
+from tamis.broker.config import BrokerConfig, Settings
 from tamis.broker.handlers import topics as handlers
+from tamis.broker.history import Recorder
 from tamis.broker.members import Consumers, Member
 from tamis.broker.offsets import Offsets
 from tamis.broker.topics import Topics
@@ -69,6 +70,11 @@ def offsets(tmp_path: Path, store: Store) -> Offsets:
     return Offsets(tmp_path, store)
 
 
+@pytest.fixture
+def recorder(tmp_path: Path, clock: Clock) -> Recorder:
+    return Recorder(tmp_path, Settings(BrokerConfig()), Consumers(), lambda *_: 0, clock)
+
+
 def create(topics: Topics, name: str, **more: object) -> None:
     values: dict[str, object] = {"read_queue_nums": 2, "write_queue_nums": 2, "perm": 6} | more
     handlers.create_topic(topics, CreateTopic(topic=name, **values), ASKED)  # type: ignore[arg-type]
@@ -113,19 +119,27 @@ def test_a_topic_that_can_not_be_is_refused_with_1(
     assert dict(topics) == before
 
 
-def test_a_deleted_topic_is_gone_with_its_offsets(topics: Topics, offsets: Offsets) -> None:
+def test_a_deleted_topic_is_gone_with_its_offsets(
+    topics: Topics, offsets: Offsets, recorder: Recorder
+) -> None:
     create(topics, "T")
     offsets.commit("g", "T", 0, 5)
     offsets.commit("g", "U", 0, 5)
-    handlers.delete_topic(topics, offsets, OfTopic(topic="T"), ASKED)
+    handlers.delete_topic(topics, offsets, recorder, OfTopic(topic="T"), ASKED)
     assert "T" not in topics
     assert offsets.topics("g") == ["U"]
-    handlers.delete_topic(topics, offsets, OfTopic(topic="T"), ASKED)  # once more is no error
+    handlers.delete_topic(
+        topics, offsets, recorder, OfTopic(topic="T"), ASKED
+    )  # once more is no error
 
 
-def test_a_system_topic_is_not_deleted(topics: Topics, offsets: Offsets) -> None:
+def test_a_system_topic_is_not_deleted(
+    topics: Topics, offsets: Offsets, recorder: Recorder
+) -> None:
     with pytest.raises(ResponseError, match="conflict with system topic"):
-        handlers.delete_topic(topics, offsets, OfTopic(topic="SCHEDULE_TOPIC_XXXX"), ASKED)
+        handlers.delete_topic(
+            topics, offsets, recorder, OfTopic(topic="SCHEDULE_TOPIC_XXXX"), ASKED
+        )
     assert "SCHEDULE_TOPIC_XXXX" in topics
 
 

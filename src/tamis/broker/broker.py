@@ -35,6 +35,7 @@ from .handlers.clients import Notices
 from .handlers.monitor import FilterServers, Load
 from .handlers.pull import Puller
 from .handlers.send import Sender, born_host
+from .history import Recorder
 from .holds import Holds
 from .intake import Intake
 from .latency import Latency
@@ -146,6 +147,7 @@ class Broker:
         self.filters = Filters(folder, bloom, lambda: max(now(), store.last_time / 1000))
         self.quotas = self.topics.quotas = self.groups.quotas = Quotas(self.settings, self._clock)
         self.consumers, self.producers = Consumers(), Producers()
+        self.recorder = Recorder(folder, self.settings, self.consumers, self._first_offset, now)
         self.notices = Notices(self.settings, self.groups, self.server.work)
         self._departed: asyncio.Queue[Peer] = asyncio.Queue()
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
@@ -179,6 +181,7 @@ class Broker:
             self.queueing,
             self.stats,
             self.verdicts,
+            self.recorder,
             self._clock,
         )
         self.puller.work = self.server.work
@@ -229,6 +232,7 @@ class Broker:
         self.saver.add("topics", self.topics, self.topics.sync)
         self.saver.add("groups", self.groups)
         self.saver.add("filters", self.filters)
+        self.saver.add("history", self.recorder)
         self.saver.add("consumer offsets", self.offsets)
         self.saver.add("delay offsets", self.delays)
         self.queueing.on_delayed = self.delays.wake
@@ -237,10 +241,14 @@ class Broker:
         self.filter_servers.on_change = self.registrar.changed
         self.consumers.on_change = self.notices.changed
         self.consumers.on_empty = self._group_left
+        self.consumers.on_member = self.recorder.member_changed
+        self.recorder.on_change = lambda: self.saver.soon("history")
+        self.offsets.before_save = self._save_history
         self.filters.on_change = self._filters_changed
         self._filters_changed()
         self.settings.on_change = self._reconfigured
         self.saver.soon("topics")
+        self.saver.soon("history")
 
     async def close(self) -> None:
         """Everything is answered, stored and saved; the next start has nothing to recover. A step
@@ -259,6 +267,7 @@ class Broker:
         await self._try("store what was taken", self.intake.close)
         self._threads.shutdown()  # whoever is still at a file is done with it after this
         self.transactions.note_progress()
+        self.recorder.close()
         self.saver.save_all()
         try:
             self.store.close()
@@ -288,6 +297,15 @@ class Broker:
                 count += 1
                 if count % _SEEN_OFF == 0:
                     await self.server.work.turn(self)
+
+    def _first_offset(self, topic: str, queue_id: int) -> int:
+        queue = self.store.find_queue(topic, queue_id)
+        return 0 if queue is None else queue.min_offset
+
+    def _save_history(self) -> None:
+        """Before offsets are saved. If it fails they are all the same: the saver tries again."""
+        with contextlib.suppress(OSError):
+            self.recorder.flush()
 
     def _topic_changed(self, topic: TopicConfig | None) -> None:
         self.saver.soon("topics")
@@ -363,6 +381,8 @@ class Broker:
 
     async def _save_offsets(self) -> None:
         self.transactions.note_progress()
+        self.recorder.note_progress()
+        self.saver.soon("history")
         self.saver.soon("consumer offsets")
         self.saver.soon("delay offsets")
 
@@ -374,6 +394,7 @@ class Broker:
         """Removes what is too old, or what the disk has no room for."""
         for path in self.store.clean(_CLEAN_SLICE):
             log.info("%s: removed, it was too old or the disk too full", path)
+        self.recorder.clean()
 
     def load(self) -> Load:
         return Load(sends=self.intake.backlog)

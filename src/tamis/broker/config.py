@@ -74,6 +74,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "heartbeat_groups": (1, 1_000_000),
     "heartbeat_subscriptions": (1, 1_000_000),
     "most_members": (1, 10_000_000),
+    "history_bytes": (65_536, 2**40),
 }
 
 
@@ -164,6 +165,7 @@ class BrokerConfig:
     heartbeat_groups: Annotated[int, Switch("heartbeatGroups", live=True)] = 1_000
     heartbeat_subscriptions: Annotated[int, Switch("heartbeatSubscriptions", live=True)] = 10_000
     most_members: Annotated[int, Switch("mostMembers", live=True)] = 100_000
+    history_bytes: Annotated[int, Switch("historyBytes", live=True)] = 16 * 2**20
 
     def __post_init__(self) -> None:
         for name, kind, _ in _settings():

@@ -9,7 +9,7 @@ from ..net.longwork import Long
 from ..net.server import Answer, Handler, Request, Result, Route
 from ..wire import headers as h
 from ..wire.codes import RequestCode, ResponseCode
-from .handlers import clients, groups, locks, monitor, queries, remote, topics, transaction
+from .handlers import clients, explain, groups, locks, monitor, queries, remote, topics, transaction
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -21,6 +21,17 @@ def routes(b: "Broker") -> Mapping[int, Route]:
     code = RequestCode
     name = b.settings.config.name
     progress = groups.Progress(name, b.store, b.topics, b.consumers, b.offsets, b.stats)
+
+    explainer = explain.Explainer(
+        name,
+        b.store,
+        b.topics,
+        b.consumers,
+        b.filters,
+        b.offsets,
+        b.recorder,
+        lambda group: "rocketmq",
+    )
 
     async def finished(result: Result, request: Request) -> Answer | None:
         """The answer that a handler's result comes to."""
@@ -80,7 +91,8 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             h.QueryConsumerOffset, current(partial(clients.query_offset, b.offsets, b.store))
         ),
         code.UPDATE_CONSUMER_OFFSET: Route(
-            h.UpdateConsumerOffset, partial(clients.update_offset, b.settings, b.offsets)
+            h.UpdateConsumerOffset,
+            partial(clients.update_offset, b.settings, b.offsets, b.recorder),
         ),
         code.GET_CONSUMER_LIST_BY_GROUP: Route(
             h.OfConsumerGroup, partial(clients.consumer_list, b.consumers)
@@ -119,6 +131,11 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             h.QueryConsumeQueue,
             current(partial(queries.query_consume_queue, b.store, b.consumers, b.filters)),
         ),
+        # Fates.
+        code.EXPLAIN_MESSAGE: Route(
+            h.ExplainMessage, current(partial(explain.explain_message, explainer))
+        ),
+        code.GET_HISTORY: Route(h.GetHistory, partial(explain.get_history, b.recorder, name)),
         # Topics.
         code.UPDATE_AND_CREATE_TOPIC: Route(
             h.CreateTopic, durable(partial(topics.create_topic, b.topics), "topics")
@@ -126,7 +143,10 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.DELETE_TOPIC_IN_BROKER: Route(
             h.OfTopic,
             durable(
-                partial(topics.delete_topic, b.topics, b.offsets), "topics", "consumer offsets"
+                partial(topics.delete_topic, b.topics, b.offsets, b.recorder),
+                "topics",
+                "consumer offsets",
+                "history",
             ),
         ),
         code.GET_ALL_TOPIC_CONFIG: Route(None, partial(topics.all_topics, b.topics)),
@@ -154,7 +174,10 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.DELETE_SUBSCRIPTIONGROUP: Route(
             h.DeleteGroup,
             durable(
-                partial(groups.delete_group, b.groups, b.offsets), "groups", "consumer offsets"
+                partial(groups.delete_group, b.groups, b.offsets, b.recorder),
+                "groups",
+                "consumer offsets",
+                "history",
             ),
         ),
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(None, partial(groups.all_groups, b.groups)),
@@ -183,16 +206,27 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.CLONE_GROUP_OFFSET: Route(
             h.CloneGroupOffset,
             durable(
-                partial(groups.clone_offsets, b.topics, b.consumers, b.offsets), "consumer offsets"
+                partial(groups.clone_offsets, b.topics, b.consumers, b.offsets, b.recorder),
+                "consumer offsets",
+                "history",
             ),
         ),
         code.INVOKE_BROKER_TO_RESET_OFFSET: Route(
             h.ResetOffset,
             durable(
                 current(
-                    partial(groups.reset_offset, name, b.store, b.topics, b.consumers, b.offsets)
+                    partial(
+                        groups.reset_offset,
+                        name,
+                        b.store,
+                        b.topics,
+                        b.consumers,
+                        b.offsets,
+                        b.recorder,
+                    )
                 ),
                 "consumer offsets",
+                "history",
             ),
         ),
         code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Route(

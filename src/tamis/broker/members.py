@@ -63,18 +63,20 @@ class ConsumerGroup:
                 found.setdefault(topic, {}).setdefault(_text(one), []).append(member.client_id)
         return {topic: said for topic, said in found.items() if len(said) > 1}
 
-    def _join(self, member: Member) -> None:
-        """In the place of what it was, if it was there."""
+    def _join(self, member: Member) -> bool:
+        """In the place of what it was, if it was there. Returns whether it subscribes to something
+        else."""
         before = self.members.get(member.peer)
         self.members[member.peer] = member
         member.peer.kept += member.weight - (before.weight if before is not None else 0)
         if before is not None:
             if before.subscriptions == member.subscriptions:
-                return
+                return False
             self._forget(before)
         for topic, one in member.subscriptions.items():
             self._said.setdefault(topic, Counter())[_text(one)] += 1
         self._warn_of_differences(member.subscriptions)
+        return True
 
     def _forget(self, member: Member) -> None:
         for topic, one in member.subscriptions.items():
@@ -143,12 +145,17 @@ def _text(one: Subscription) -> str:
 
 
 class Consumers:
-    """`on_change`: a group has other members or topics. `on_empty`: its last member left."""
+    """`on_change`: a group has other members or topics. `on_empty`: its last member left.
+    `on_member`: a member subscribes to something else than before, which is given; to nothing at
+    all if it left."""
 
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
         self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
         self.on_empty: Callable[[str], None] = lambda group: None
+        self.on_member: Callable[[ConsumerGroup, Member, Mapping[str, Subscription]], None] = (
+            lambda group, member, before: None
+        )
         self._groups_of: dict[Peer, dict[str, None]] = {}
         self.count = 0  # memberships
 
@@ -184,7 +191,8 @@ class Consumers:
             self.count += 1
         member.subscriptions = {one.topic: one for one in data.subscriptions}
         changed = group._subscribe(data.subscriptions)
-        group._join(member)
+        if group._join(member):
+            self.on_member(group, member, known.subscriptions if known is not None else {})
         if is_new or changed:
             self.on_change(group)
 
@@ -215,9 +223,13 @@ class Consumers:
             del self._groups_of[peer]
         if group.members:
             group._forget(member)
-            self.on_change(group)
         else:
             del self.groups[group.name]
+        before, member.subscriptions = member.subscriptions, {}
+        self.on_member(group, member, before)
+        if group.members:
+            self.on_change(group)
+        else:
             self.on_empty(group.name)
 
     def drop_silent(self, before: float) -> Iterator[None]:

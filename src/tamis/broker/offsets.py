@@ -26,6 +26,7 @@ class Offsets:
         self.path = folder / "consumerOffset.json"
         self._offsets = tables.load_consumer_offsets(folder)
         self.changes = 0
+        self.before_save: Callable[[], None] = lambda: None  # in the thread that saves
         self.count = sum(map(len, self._offsets.values()))  # of queues, for all groups
 
     def has_room(self, group: str, topic: str, queue_id: int, most: int) -> bool:
@@ -37,14 +38,17 @@ class Offsets:
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         return self._offsets.get((topic, group), {}).get(queue_id)
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
+        """Returns what it was before."""
         queues = self._offsets.get((topic, group))
         if queues is None:
             queues = self._offsets[topic, group] = {}
-        if queues.get(queue_id) != offset:
+        before = queues.get(queue_id)
+        if before != offset:
             self.count += queue_id not in queues
             queues[queue_id] = QueueOffset(offset)
             self.changes += 1
+        return before
 
     def pairs(self) -> list[tuple[str, str]]:
         """Topics and groups there are offsets of."""
@@ -96,6 +100,7 @@ class Offsets:
         def save() -> None:
             offsets = {key: queues.copy() for key, queues in kept}  # 1. as they are
             self._store.make_durable()  # 2. what they point to: all that is stored by now
-            tables.save_consumer_offsets(self._folder, offsets)  # 3.
+            self.before_save()  # 3. who read what they have passed
+            tables.save_consumer_offsets(self._folder, offsets)  # 4.
 
         return save

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from ..filter.logic import Outcome
 from .filters import Filter
 
 __all__ = [
+    "EXPIRED",
     "Fate",
     "GroupFacts",
     "Judgement",
@@ -19,6 +20,9 @@ __all__ = [
     "RetryFacts",
     "View",
 ]
+
+
+EXPIRED: Final = "the messages before it had left the log"  # why a move was made
 
 
 class Fate(StrEnum):

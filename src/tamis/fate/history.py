@@ -37,6 +37,7 @@ class Span:
     acked: int = 0
     lane: str = ""
     is_open: bool = False
+    number: int = -1  # by which the broker's file knows it
 
     def covers(self, offset: int) -> bool:
         return self.start <= offset < self.end
@@ -108,10 +109,10 @@ class GroupHistory:
             [
                 *(queue_id, span.start, span.end, span.member, numbers[span.filter]),
                 *(numbers[span.own], span.view, span.began, span.acked, span.lane),
-                span.is_open,
+                *(span.is_open, span.number),
             ]
             for queue_id, spans in self.queues.items()
-            for span in spans
+            for span in list(spans)
         ]
         views = {
             str(number): [view.since, [[numbers[f], list(m)] for f, m in view.filters.items()]]
@@ -142,13 +143,14 @@ class GroupHistory:
             return None if number is None else filters[number]
 
         made = cls(value["group"], value["topic"], int(value["since"]))
-        for queue_id, start, end, member, by, own, view, began, acked, lane, is_open in value[
+        for queue_id, start, end, member, by, own, view, began, acked, lane, *rest in value[
             "spans"
         ]:
+            is_open, number = rest
             made.queues.setdefault(int(queue_id), []).append(
                 Span(
                     *(int(start), int(end), str(member), filters[by], named(own), int(view)),
-                    *(int(began), int(acked), str(lane), bool(is_open)),
+                    *(int(began), int(acked), str(lane), bool(is_open), int(number)),
                 )
             )
         for number, (since, members) in value["views"].items():

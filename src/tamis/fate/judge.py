@@ -15,7 +15,7 @@ from ..errors import InvalidFilter
 from ..filter.explain import explain
 from ..filter.logic import Outcome
 from ..filter.parser import parse
-from .facts import Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
+from .facts import EXPIRED, Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
 from .filters import Filter
 from .track import track_type
 
@@ -114,8 +114,9 @@ def _by_delivery(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it for its lane."
     return (
         Fate.NOT_CONSUMED_YET,
-        f"It was given to {member} and acknowledged, but the group was set back to offset "
-        f"{group.committed} since and will read it again.",
+        f"It was given to {member} and acknowledged, but the group's offsets were "
+        f"{'deleted' if group.committed is None else f'set back to {group.committed}'} since: it "
+        "will be read again.",
     )
 
 
@@ -175,6 +176,11 @@ def _by_moves(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> D
     if any(look.reading.acknowledged for look in looks):
         return None
     over = [move for move in group.moves if (move.before or 0) <= message.offset < move.after]
+    if any(move.why == EXPIRED for move in over):
+        return (
+            Fate.EXPIRED,
+            f"It had left the log when the group got there: it went on at {over[-1].after}.",
+        )
     if over:
         return _by_move(message, over[-1], looks)
     if looks or group.unsaved_from is not None or not _is_known(message, group):
@@ -204,11 +210,16 @@ def _by_move(message: MessageFacts, move: Move, looks: list[_Look]) -> Decision:
                 "waiting for them was given up.",
             )
         return Fate.FILTERED, "No member of the group wanted it."
-    before = "nothing" if move.before is None else f"offset {move.before}"
-    reason = (
-        f"The group's progress was moved from {before} to {move.after} at {_time(move.time)} "
-        f"by {move.by} ({move.why})"
-    )
+    if move.before is None:
+        reason = (
+            f"The group began at offset {move.after} of this queue, after it, as {move.by} said "
+            f"at {_time(move.time)}"
+        )
+    else:
+        reason = (
+            f"The group's progress was moved from {move.before} to {move.after} at "
+            f"{_time(move.time)} by {move.by} ({move.why})"
+        )
     given = [look.reading.member for look in looks if look.is_delivered]
     if given:
         reason += f"; {given[-1]} had been given it and had not acknowledged it"

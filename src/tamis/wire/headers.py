@@ -190,6 +190,27 @@ class ViewMessage(Header):
     offset: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainMessage(Header):
+    """Ours. `code_outcomes` is JSON: class name to outcome, as a filter server says."""
+
+    CODE: ClassVar = RequestCode.EXPLAIN_MESSAGE
+    topic: str
+    queue_id: int
+    offset: int
+    group: str | None = None
+    code_outcomes: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetHistory(Header):
+    """Ours."""
+
+    CODE: ClassVar = RequestCode.GET_HISTORY
+    topic: str | None = None
+    group: str | None = None
+
+
 # Of clients: groups, retries, transactions.
 
 

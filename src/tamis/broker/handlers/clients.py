@@ -27,6 +27,7 @@ from ...wire.headers import (
 from ..config import Settings
 from ..filters import MOST_TAGS, Filters, is_quick, try_compile
 from ..groups import Groups
+from ..history import Recorder
 from ..members import ConsumerGroup, Consumers, Member, Producers
 from ..offsets import Offsets
 from ..quotas import MOST_NAME
@@ -253,7 +254,11 @@ def check_client_config(settings: Settings, header: None, request: Request) -> S
 
 
 def update_offset(
-    settings: Settings, offsets: Offsets, header: UpdateConsumerOffset, request: Request
+    settings: Settings,
+    offsets: Offsets,
+    recorder: Recorder,
+    header: UpdateConsumerOffset,
+    request: Request,
 ) -> Answer:
     most = settings.config.most_offsets
     if max(len(header.consumer_group), len(header.topic)) > MOST_NAME:
@@ -265,7 +270,10 @@ def update_offset(
             "groups that are not used"
         )
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
-    offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+    queue = (header.consumer_group, header.topic, header.queue_id)
+    before = offsets.commit(*queue, header.commit_offset)
+    if before != header.commit_offset:
+        recorder.committed(*queue, before, header.commit_offset, request.peer)
     return Answer(Nothing())
 
 

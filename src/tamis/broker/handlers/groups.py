@@ -49,6 +49,7 @@ from ...wire.headers import (
     ResetOffset,
 )
 from ..groups import Groups
+from ..history import Recorder
 from ..members import ConsumerGroup, Consumers, Member, Producers
 from ..offsets import Offsets
 from ..stats import Stats
@@ -98,10 +99,16 @@ def create_group(groups: Groups, header: None, request: Request) -> Answer:
     return Answer()
 
 
-def delete_group(groups: Groups, offsets: Offsets, header: DeleteGroup, request: Request) -> Answer:
+def delete_group(
+    groups: Groups, offsets: Offsets, recorder: Recorder, header: DeleteGroup, request: Request
+) -> Answer:
     log.info("group %s: its deletion is asked for by %s", header.group_name, request.peer)
     groups.delete(header.group_name)
     if header.remove_offset or header.clean_offset:
+        for topic in offsets.topics(header.group_name):
+            for queue_id, offset in offsets.of(header.group_name, topic).items():
+                queue = (header.group_name, topic, queue_id)
+                recorder.moved(*queue, offset, 0, str(request.peer), "the group was deleted")
         offsets.forget_group(header.group_name)
     return Answer()
 
@@ -331,6 +338,7 @@ def clone_offsets(
     topics: Topics,
     consumers: Consumers,
     offsets: Offsets,
+    recorder: Recorder,
     header: CloneGroupOffset,
     request: Request,
 ) -> Steps[Answer]:
@@ -348,7 +356,13 @@ def clone_offsets(
             and topic not in group.subscriptions
         ):
             continue
+        before = offsets.of(target, topic)
         offsets.clone(source, target, topic)
+        for queue_id, offset in offsets.of(target, topic).items():
+            if before.get(queue_id) != offset:
+                queue = (target, topic, queue_id)
+                why = f"the offsets of group {source} were copied"
+                recorder.moved(*queue, before.get(queue_id), offset, str(request.peer), why)
         yield None
         log.info("offsets of %s: given to %s as %s has them", topic, target, source)
     return Answer()
@@ -364,6 +378,7 @@ def reset_offset(
     topics: Topics,
     consumers: Consumers,
     offsets: Offsets,
+    recorder: Recorder,
     header: ResetOffset,
     request: Request,
 ) -> Steps[Answer]:
@@ -386,8 +401,6 @@ def reset_offset(
             why = f"queue {header.queue_id}, offset {header.offset}: {header.topic} has no such"
             raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
         table = {header.queue_id: header.offset}
-        if group is None:
-            offsets.commit(name, header.topic, header.queue_id, header.offset)
     else:
         table = yield from _reset_to(store, offsets, header, topic.write_queues)
         group = consumers.groups.get(name)
@@ -397,9 +410,16 @@ def reset_offset(
                 f"Group: {name} Topic: {header.topic} Timestamp: {header.timestamp}"
             )
             raise ResponseError(ResponseCode.CONSUMER_NOT_ONLINE, why)
+    for queue_id, offset in table.items():
+        before, who = offsets.get(name, header.topic, queue_id), str(request.peer)
+        if before != offset:
+            recorder.moved(name, header.topic, queue_id, before, offset, who, "a reset")
     queues = {MessageQueue(header.topic, broker, i): offset for i, offset in table.items()}
     if group is not None:
         yield from _push_reset(group, header, queues)
+    else:
+        for queue_id, offset in table.items():
+            offsets.commit(name, header.topic, queue_id, offset)
     return (yield from answer_steps(ResetOffsets(offsets=queues)))
 
 

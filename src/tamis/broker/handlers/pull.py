@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 from ...errors import InvalidFilter, ResponseError, StoreError
+from ...fate.filters import EVERYTHING, Filter
 from ...filter.engines.closures import compile_closure, evaluate
 from ...filter.logic import Outcome
 from ...filter.tags import TagFilter, parse_tags
@@ -23,6 +24,7 @@ from ...store.commitlog import Queue
 from ...store.files import Bytes
 from ...store.select import Limits, Selection, SqlFilter, Status
 from ...store.store import Store
+from ...store.tables import FilterData
 from ...wire import command as commands
 from ...wire import record
 from ...wire.bodies import Perm, Subscription, TopicConfig
@@ -41,6 +43,7 @@ from ..filters import (
     try_compile,
 )
 from ..groups import Groups
+from ..history import Recorder, filter_of
 from ..holds import Holds
 from ..members import Consumers
 from ..offsets import Offsets
@@ -58,6 +61,7 @@ _READ: Final = int(Perm.READ)
 _COMMIT_OFFSET, _SUSPEND = int(PullFlag.COMMIT_OFFSET), int(PullFlag.SUSPEND)
 _SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
 _FOUND: Final = Status.FOUND
+_NO_MATCHED: Final = Status.NO_MATCHED_MESSAGE
 _SUCCESS: Final = ResponseCode.SUCCESS
 _FILTER_SERVERS: Final = "FILTERSRV_CONSUMER"
 _FILTER_SERVER_MESSAGES: Final = 1024  # they judge thousands at once, and are near
@@ -83,6 +87,7 @@ class Puller:
         queueing: Queueing,
         stats: Stats,
         verdicts: Verdicts,
+        recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -96,6 +101,7 @@ class Puller:
         self.queueing = queueing
         self.stats = stats
         self.verdicts = verdicts
+        self.recorder = recorder
         self.clock = clock
         self.work = LongWork()
         self._tags: dict[str, dict[str, tuple[Subscription, TagFilter | None]]] = {}
@@ -154,7 +160,9 @@ class Puller:
         if header.sys_flag & _COMMIT_OFFSET:
             place = (header.consumer_group, topic.name, header.queue_id)
             if self.offsets.has_room(*place, self.settings.config.most_offsets):
-                self.offsets.commit(*place, header.commit_offset)
+                before = self.offsets.commit(*place, header.commit_offset)
+                if before != header.commit_offset:
+                    self.recorder.committed(*place, before, header.commit_offset, request.peer)
         return answer
 
     def forget(self, group: str) -> None:
@@ -431,7 +439,34 @@ class Pull:
             self._code(selection) == ResponseCode.PULL_NOT_FOUND
         )
 
+    def _record(self, selection: Selection) -> None:
+        """Who was answered, by which filter, with what: for whoever asks about a message later."""
+        header, status = self._header, selection.status
+        queue = (header.consumer_group, header.topic, header.queue_id)
+        if status is _FOUND or status is _NO_MATCHED:
+            source = self._source
+            if source is None:
+                source = (header.subscription, header.expression_type)
+            span = (header.queue_offset, selection.next_offset)
+            recorder = self._by.recorder
+            recorder.read(*queue, self._request.peer, source, self._filter, *span)
+        elif status is Status.OFFSET_TOO_SMALL:
+            span = (header.queue_offset, selection.next_offset)
+            self._by.recorder.expired(*queue, self._request.peer, *span)
+
+    def _filter(self) -> Filter:
+        """What the broker filters this pull by."""
+        header, source = self._header, self._source
+        if isinstance(source, Subscription):
+            return filter_of(source) or EVERYTHING
+        if isinstance(source, FilterData):
+            return Filter("SQL92", source.expression)
+        if header.expression_type in (None, "", "TAG"):
+            return Filter("TAG", header.subscription or "*")
+        return Filter("SQL92", header.subscription or "")
+
     def _answer(self, selection: Selection) -> Answer:
+        self._record(selection)
         body, count = selection.body, len(selection.records)
         if count:
             self._by.stats.got(self._header.topic, self._header.consumer_group, count, len(body))

@@ -27,6 +27,7 @@ from ...wire.bodies import (
 )
 from ...wire.codes import ResponseCode
 from ...wire.headers import CreateTopic, OfTopic, OfTopicAndGroup
+from ..history import Recorder
 from ..members import Consumers
 from ..offsets import Offsets
 from ..topics import Topics, why_illegal
@@ -82,13 +83,16 @@ def create_topic(topics: Topics, header: CreateTopic, request: Request) -> Answe
     return Answer()
 
 
-def delete_topic(topics: Topics, offsets: Offsets, header: OfTopic, request: Request) -> Answer:
+def delete_topic(
+    topics: Topics, offsets: Offsets, recorder: Recorder, header: OfTopic, request: Request
+) -> Answer:
     """With what groups have consumed of it. Its messages stay until they are too old; RocketMQ
     removes its queues at once, and a topic made anew under the name counts from 0 there."""
     _check_name(topics, header.topic)
     log.info("topic %s: its deletion is asked for by %s", header.topic, request.peer)
     topics.delete(header.topic)
     offsets.forget_topic(header.topic)
+    recorder.topic_deleted(header.topic)
     return Answer()
 
 

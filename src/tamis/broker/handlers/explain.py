@@ -1,0 +1,314 @@
+"""Why was it not consumed: the fate of a message for each group, and the history it is judged by.
+
+The facts are gathered here, in steps; what they come to is decided by `tamis.fate`.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from ...errors import CorruptRecord, ResponseError
+from ...fate import Fate, Filter, GroupFacts, GroupHistory, MessageFacts, RetryFacts, judge
+from ...filter.bloom import BitArray
+from ...filter.logic import Outcome
+from ...message import DELAY_TOPIC, PropertyName, StoredMessage
+from ...net.longwork import Steps, stepwise
+from ...net.server import Answer, Request
+from ...store.consumequeue import ConsumeQueue
+from ...store.store import Store
+from ...store.tables import FilterData
+from ...wire.codes import ResponseCode
+from ...wire.headers import ExplainMessage, GetHistory
+from ..filters import Filters
+from ..groups import SYSTEM_PREFIX
+from ..history import SYSTEM_GROUPS, Recorder, filter_of
+from ..members import Consumers
+from ..offsets import Offsets
+from ..topics import Topics, dead_letter_topic, retry_topic
+
+__all__ = ["Explainer", "explain_message", "get_history"]
+
+log = logging.getLogger(__name__)
+
+_MOST_COPIES: Final = 32  # of a message that was sent back
+_MOST_CODE: Final = 65_536  # characters of what code said
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """What it takes to gather facts."""
+
+    broker: str  # its name
+    store: Store
+    topics: Topics
+    consumers: Consumers
+    filters: Filters
+    offsets: Offsets
+    recorder: Recorder
+    policy: Callable[[str], str]  # of a group, for members that disagree
+
+    def groups(self, topic: str) -> list[str]:
+        """Those that consume the topic, did, or subscribe to it."""
+        names = {
+            *self.offsets.groups(topic),
+            *self.consumers.subscribers(topic),
+            *self.recorder.groups(topic),
+        }
+        return sorted(
+            name
+            for name in names
+            if name not in SYSTEM_GROUPS and not name.startswith(SYSTEM_PREFIX)
+        )
+
+    def message(
+        self, topic: str, queue_id: int, offset: int, codes: Mapping[str, Outcome]
+    ) -> tuple[MessageFacts, StoredMessage | None]:
+        """Raises ResponseError if there never was one."""
+        queue = self.store.find_queue(topic, queue_id)
+        if queue is None or not 0 <= offset < queue.max_offset:
+            end = 0 if queue is None else queue.max_offset
+            why = f"topic {topic} has no message {offset} in queue {queue_id}: it ends at {end}"
+            raise ResponseError(ResponseCode.QUERY_NOT_FOUND, why)
+        stored = self._stored(queue, offset)
+        place = {"topic": topic, "queue_id": queue_id, "offset": offset, "broker": self.broker}
+        if stored is None:
+            return MessageFacts(**place, properties=None), None  # type: ignore[arg-type]
+        code, bitmap = _code_and_bitmap(queue, offset)
+        facts = MessageFacts(
+            **place,  # type: ignore[arg-type]
+            properties=stored.properties,
+            stored=stored.store_timestamp,
+            message_id=stored.message_id,
+            tags_code=code,
+            bitmap=None if bitmap is None else bitmap.hex(),
+            code_outcomes=codes,
+        )
+        return facts, stored
+
+    def _stored(self, queue: ConsumeQueue, offset: int) -> StoredMessage | None:
+        """None if it has left the log."""
+        if offset < queue.min_offset:
+            return None
+        units = queue.units(offset, 1)
+        try:
+            return self.store.message(int(units["offset"][0])) if len(units) else None
+        except CorruptRecord as error:
+            log.warning("a message that is to be explained can't be read: %s", error)
+            return None
+
+    def group(
+        self, name: str, message: MessageFacts, copies: Mapping[str, RetryFacts]
+    ) -> GroupFacts:
+        topic, queue_id, offset = message.topic, message.queue_id, message.offset
+        queue = self.store.find_queue(topic, queue_id)
+        online = self.consumers.groups.get(name)
+        history = self.recorder.history(name, topic)
+        filter_data = self.filters.get(topic, name)
+        effective = filter_of(online.subscriptions.get(topic)) if online is not None else None
+        if effective is None and filter_data is not None:
+            effective = Filter("SQL92", filter_data.expression)
+        members: dict[str, Filter | None] = {}
+        if online is not None:
+            members = {
+                member.client_id: filter_of(member.subscriptions.get(topic))
+                for member in online.members.values()
+            }
+        model, consume_type = _kind(history)
+        return GroupFacts(
+            group=name,
+            online=online is not None,
+            committed=self.offsets.get(name, topic, queue_id),
+            first_offset=queue.min_offset if queue is not None else 0,
+            end_offset=queue.max_offset if queue is not None else 0,
+            message_model=str(online.message_model) if online is not None else model,
+            consume_type=str(online.consume_type) if online is not None else consume_type,
+            effective=effective,
+            members=members,
+            readings=history.readings(queue_id, offset) if history is not None else (),
+            moves=history.moves_of(queue_id) if history is not None else (),
+            first_read=history.first_read(queue_id) if history is not None else None,
+            complete_since=_complete_since(self.recorder.since, history, queue_id, offset),
+            unsaved_from=history.unsaved_from(queue_id, offset) if history is not None else None,
+            retry=copies.get(name),
+            policy=self.policy(name),
+            bitmap_bit=_bitmap_bit(message, filter_data),
+        )
+
+    def copies(self, message: StoredMessage, groups: list[str]) -> Steps[dict[str, RetryFacts]]:
+        """By group, the newest copy of the message that a member sent back."""
+        key = message.properties.get(PropertyName.UNIQUE_KEY)
+        found: dict[str, RetryFacts] = {}
+        if not key:
+            return found
+        origin = message.properties.get(PropertyName.ORIGIN_MESSAGE_ID, message.message_id)
+        delayed = self._copies(DELAY_TOPIC, key, origin, message)
+        for group in groups:
+            yield None
+            dead = self._copies(dead_letter_topic(group), key, origin, message)
+            retries = self._copies(retry_topic(group), key, origin, message)
+            waiting = [
+                copy
+                for copy in delayed
+                if copy.properties.get(PropertyName.REAL_TOPIC) == retry_topic(group)
+            ]
+            newest = max([*dead, *retries, *waiting], key=_copy_order, default=None)
+            if newest is not None:
+                found[group] = self._retry(group, newest)
+        return found
+
+    def _copies(
+        self, topic: str, key: str, origin: str, message: StoredMessage
+    ) -> list[StoredMessage]:
+        if topic != DELAY_TOPIC and topic not in self.topics:
+            return []
+        return [
+            copy
+            for copy in self.store.query(topic, key, _MOST_COPIES)
+            if copy.properties.get(PropertyName.ORIGIN_MESSAGE_ID) == origin
+            and copy.log_offset != message.log_offset
+        ]
+
+    def _retry(self, group: str, copy: StoredMessage) -> RetryFacts:
+        is_delayed = copy.topic == DELAY_TOPIC
+        topic = copy.properties.get(PropertyName.REAL_TOPIC, "") if is_delayed else copy.topic
+        committed = self.offsets.get(group, copy.topic, copy.queue_id)
+        return RetryFacts(
+            topic=topic,
+            times=copy.reconsume_times,
+            is_dead=copy.topic == dead_letter_topic(group),
+            is_consumed=not is_delayed
+            and committed is not None
+            and committed > copy.queue_offset
+            and copy.topic == retry_topic(group),
+            due=self._due(copy) if is_delayed else None,
+            message_id=copy.message_id,
+        )
+
+    def _due(self, copy: StoredMessage) -> int | None:
+        """When a delayed message comes: RocketMQ keeps that in place of the tags code."""
+        queue = self.store.find_queue(DELAY_TOPIC, copy.queue_id)
+        units = queue.units(copy.queue_offset, 1) if queue is not None else ()
+        return int(units["code"][0]) if len(units) else None  # type: ignore[call-overload]
+
+
+def _bitmap_bit(message: MessageFacts, data: FilterData | None) -> bool | None:
+    """What the message's bitmap says of the group; None if it has no say."""
+    if message.bitmap is None or data is None or (message.stored or 0) <= data.born_time:
+        return None
+    bitmap = bytes.fromhex(message.bitmap)
+    if len(bitmap) * 8 != data.bloom_bits:
+        return None
+    bits = BitArray(data.bloom_bits, bitmap)
+    return all(bits[position] for position in data.bloom_positions)
+
+
+def _copy_order(copy: StoredMessage) -> tuple[int, int]:
+    """A delayed copy lies in the log before the same one in its topic."""
+    return copy.reconsume_times, copy.log_offset
+
+
+def _code_and_bitmap(queue: ConsumeQueue, offset: int) -> tuple[int, bytes | None]:
+    code = int(queue.units(offset, 1)["code"][0])
+    unit = queue.extension.unit(code) if queue.extension is not None else None
+    return (code, None) if unit is None else (unit.code, unit.bitmap)
+
+
+def _kind(history: GroupHistory | None) -> tuple[str, str]:
+    """Message model and consume type of a group that is gone, as far as they are remembered."""
+    if history is None:
+        return "", ""
+    model = "BROADCASTING" if history.is_broadcasting else ""
+    return model, "CONSUME_ACTIVELY" if history.is_pull else ""
+
+
+def _complete_since(since: int, history: GroupHistory | None, queue_id: int, offset: int) -> int:
+    """From when on all readings of the message are known."""
+    if history is None:
+        return since
+    if offset < history.is_known_from(queue_id):
+        began = [span.began for span in history.queues.get(queue_id, ())]
+        return min(began, default=since)
+    return max(since, history.since)
+
+
+@stepwise
+def explain_message(
+    explainer: Explainer, header: ExplainMessage, request: Request
+) -> Steps[Answer]:
+    """For one group, or all that have to do with the topic. Those that lost it come first."""
+    codes = _code_outcomes(header.code_outcomes)
+    message, stored = explainer.message(header.topic, header.queue_id, header.offset, codes)
+    names = explainer.groups(header.topic)
+    if header.group is not None:
+        if header.group not in names:
+            why = f"group {header.group} has nothing to do with topic {header.topic} here"
+            raise ResponseError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, why)
+        names = [header.group]
+    copies: dict[str, RetryFacts] = {}
+    if stored is not None:
+        copies = yield from explainer.copies(stored, names)
+    judgements = []
+    for name in names:
+        judgements.append(judge(message, explainer.group(name, message, copies)))
+        yield None
+    judgements.sort(key=lambda one: (one.fate is not Fate.LOST_TO_INCONSISTENCY, one.group))
+    body = {
+        "broker": explainer.broker,
+        "since": explainer.recorder.since,
+        "message": {
+            "topic": message.topic,
+            "queue": message.queue_id,
+            "offset": message.offset,
+            "message_id": message.message_id,
+            "stored": message.stored,
+            "properties": message.properties,
+        },
+        "groups": [one.to_json() for one in judgements],
+    }
+    return Answer(body=_json(body))
+
+
+def _code_outcomes(text: str | None) -> dict[str, Outcome]:
+    """What filters in code said, by class name: a tool has asked a filter server."""
+    if not text:
+        return {}
+    try:
+        if len(text) > _MOST_CODE:
+            raise ValueError(f"{len(text)} characters")
+        return {str(name): Outcome[str(said).upper()] for name, said in orjson.loads(text).items()}
+    except (ValueError, KeyError, AttributeError) as error:
+        why = f"codeOutcomes: it takes a JSON object of class names to outcomes ({error})"
+        raise ResponseError(ResponseCode.SYSTEM_ERROR, why) from None
+
+
+@stepwise
+def get_history(
+    recorder: Recorder, broker: str, header: GetHistory, request: Request
+) -> Steps[Answer]:
+    """Of a topic, a group, both, or everything."""
+    groups = []
+    for history in recorder.known(header.group, header.topic):
+        groups.append(history.to_json())
+        yield None
+    return Answer(body=_json({"broker": broker, "since": recorder.since, "groups": groups}))
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    """Property values may hold half a surrogate pair, which JSON in UTF-8 can't."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return orjson.dumps(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value

@@ -1,0 +1,667 @@
+"""Records who read what, by which filter, so that a message's fate can be told afterwards.
+
+The broker tells this of every answered pull, commit, reset and change of members. While a member
+reads a queue on by the same filter, only a number is changed; a line is written when something
+else happens, and every few seconds for how far readers are (`historyfile.py`). It is saved before
+the offsets are: no saved offset has passed a message whose reader is not recorded.
+
+Bounded: what concerns only messages that have left the log is dropped when the file is written
+anew, and the oldest spans go if it is still too large (`history_bytes`); the offset before which
+nothing is known is kept then.
+"""
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from ..fate.facts import EXPIRED, Move
+from ..fate.filters import EVERYTHING, Filter
+from ..fate.history import Change, GroupHistory, History, Span, make_view
+from ..net.aio import Peer
+from ..wire.bodies import Subscription
+from .config import Settings
+from .groups import SYSTEM_PREFIX
+from .historyfile import HistoryFile, read_lines
+from .members import ConsumerGroup, Consumers, Member
+from .topics import RETRY_PREFIX
+
+__all__ = ["SYSTEM_GROUPS", "Recorder", "filter_of", "load_history"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MOST_TOPICS: Final = 20_000  # groups on topics: clients may make up names for ever
+_MOST_LINES: Final = 100_000  # not yet written; beyond that the file is written anew
+_LEAST_SIZE: Final = 1 << 20  # bytes of the file, below which it is not written anew
+_GROWTH: Final = 4  # times what it held when it was last written anew
+_LEAST_SPANS: Final = 4  # of a queue that are kept when room is made
+_REPEATED: Final = 64  # events that may be in a file twice, at the most
+_LATE: Final = 8  # spans looked back for that of a member whose commit comes late
+SYSTEM_GROUPS: Final = frozenset(["FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP"])
+
+
+def filter_of(subscription: Subscription | None) -> Filter | None:
+    if subscription is None:
+        return None
+    if subscription.class_filter_mode:
+        return Filter("CODE", subscription.expression)
+    if subscription.is_tags:
+        return Filter("TAG", subscription.expression or "*")
+    return Filter("SQL92", subscription.expression)
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """Who reads a queue now: the span, and what to recognise a pull of the same kind by."""
+
+    span: Span
+    peer: Peer
+    source: object
+    view: int
+
+
+@dataclass(slots=True, eq=False)
+class _Topic:
+    """A group on a topic: its history, who reads, and how many members have which filter."""
+
+    history: GroupHistory
+    view: int = -1  # number of the one in force
+    readers: dict[tuple[int, str], _Reader] = field(default_factory=dict)  # by queue, lane
+    filters: Counter[Filter] = field(default_factory=Counter)
+
+
+class Recorder:
+    """Belongs to the event loop; what `snapshot` returns may be called in another thread, one at a
+    time. `min_offset` tells where a queue begins."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        consumers: Consumers,
+        min_offset: Callable[[str, int], int],
+        now: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._consumers = consumers
+        self._min_offset = min_offset
+        self._now = now
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = HistoryFile(folder)
+        self._lock = threading.Lock()  # of what waits to be written
+        self._lines: list[bytes] = []
+        self._moved: dict[Span, None] = {}  # spans that have got further
+        self._next_number = 0
+        self._is_to_be_rewritten = False
+        self._is_too_large = False
+        self._is_closed = False
+        self._size_when_new = self._file.size
+        self.changes = 0
+        self.on_change: Callable[[], None] = lambda: None
+        self._topics: dict[tuple[str, str], _Topic] = {}
+        self._unclean: list[tuple[str, str]] = []  # to be looked through by `clean`
+        loaded = load_history(self._file.path)
+        self.since = self._millis() if loaded is None else loaded.since
+        self.disagreements = 0  # times that members of a group came to differ
+        if loaded is None:
+            self._write({"t": "since", "time": self.since})
+        else:
+            self._topics = {key: _Topic(history) for key, history in loaded.groups.items()}
+            for topic in self._topics.values():
+                self._all_left(topic)
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def _all_left(self, topic: _Topic) -> None:
+        """After a restart nobody is a member until it says so again."""
+        history = topic.history
+        for spans in history.queues.values():
+            self._next_number = max(self._next_number, *(span.number + 1 for span in spans))
+        topic.view = max(history.views, default=-1)
+        if topic.view >= 0 and history.views[topic.view].filters:
+            self._put_view(topic, {})
+
+    # What is told.
+
+    def read(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        peer: Peer,
+        source: object,
+        by: Callable[[], Filter],
+        start: int,
+        end: int,
+        lane: str = "",
+    ) -> None:
+        """A pull was answered with what lies from `start` to `end`. `source` is the same object, or
+        an equal text, as long as the filter `by` returns is the same."""
+        known = self._topics.get((group, topic))
+        if known is not None:
+            reader = known.readers.get((queue_id, lane))
+            if (
+                reader is not None
+                and reader.peer is peer
+                and reader.view == known.view
+                and reader.span.end == start
+                and (reader.source is source or reader.source == source)
+            ):
+                reader.span.end = end
+                self._moved[reader.span] = None
+                return
+        if end > start and not _is_ignored(group, topic):
+            self._begin(group, topic, queue_id, peer, source, by(), start, end, lane)
+
+    def _begin(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        peer: Peer,
+        source: object,
+        by: Filter,
+        start: int,
+        end: int,
+        lane: str,
+    ) -> None:
+        known = self._topic(group, topic)
+        member, own = self._member(group, topic, peer)
+        spans = known.history.queues.get(queue_id, ())
+        last = next((span for span in reversed(spans) if span.lane == lane), None)
+        is_same = last is not None and (last.member, last.filter, last.own) == (member, by, own)
+        if last is not None and is_same and last.is_open and last.end < start:
+            # the member was answered so far before the broker was killed
+            last.end, last.is_open = start, False
+            self._moved[last] = None
+        if last is not None and is_same and last.end == start and last.view == known.view:
+            last.end, span = end, last  # only the version of a subscription is another
+            self._moved[last] = None
+        else:
+            span = Span(start, end, member, by, own, known.view, self._millis(), start, lane)
+            self._add(known, queue_id, span)
+        known.readers[queue_id, lane] = _Reader(span, peer, source, known.view)
+
+    def _add(self, known: _Topic, queue_id: int, span: Span) -> None:
+        span.number, self._next_number = self._next_number, self._next_number + 1
+        history = known.history
+        history.queues.setdefault(queue_id, []).append(span)
+        fields = _span_fields(queue_id, span)
+        where = {"g": history.group, "o": history.topic, "n": span.number}
+        self._write({"t": "span", **where, "s": fields})
+
+    def committed(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        before: int | None,
+        after: int,
+        peer: Peer | None,
+        lane: str = "",
+    ) -> None:
+        """Somebody said how far the group is; `before` is what it was."""
+        known = self._topics.get((group, topic))
+        if known is not None:
+            reader = known.readers.get((queue_id, lane))
+            if reader is not None and reader.peer is peer:
+                span = reader.span
+                if span.acked <= after <= span.end and span.start <= after:
+                    span.acked = after
+                    self._moved[span] = None
+                    return
+        if before == after or (before is None and after == 0) or _is_ignored(group, topic):
+            return
+        member, own = self._member(group, topic, peer)
+        known = self._topic(group, topic)
+        if own is not None and own.kind == "CODE" and peer is not None:
+            self._read_through_filter_server(known, queue_id, before or 0, after, member, own)
+        elif not self._acknowledge(known, queue_id, member, after, lane) and not (
+            known.history.moves and _is_done(known.history.moves[-1], queue_id, after)
+        ):
+            who = member if peer is not None else "a tool"
+            self.moved(group, topic, queue_id, before, after, who, "an offset was set", lane)
+
+    def _acknowledge(
+        self, known: _Topic, queue_id: int, member: str, after: int, lane: str
+    ) -> bool:
+        """Whether it is what a member that read the queue, now or a moment ago, has done."""
+        spans = known.history.queues.get(queue_id, [])
+        for span in spans[: -_LATE - 1 : -1]:
+            if span.lane != lane or span.member != member:
+                continue
+            if span.is_open and span.end < after:  # read before the broker was killed
+                span.end = after
+            if span.start <= after <= span.end:
+                span.acked = max(span.acked, after)
+                self._moved[span] = None
+                return after >= span.acked
+        return False
+
+    def _read_through_filter_server(
+        self, known: _Topic, queue_id: int, before: int, after: int, member: str, own: Filter
+    ) -> None:
+        """What a member has that filters by code is seen only by what it commits."""
+        if after < before:
+            return
+        spans = known.history.queues.get(queue_id)
+        last = spans[-1] if spans else None
+        if last is not None and (last.end, last.member, last.own, last.view) == (
+            *(before, member, own),
+            known.view,
+        ):
+            last.end = last.acked = after
+            self._moved[last] = None
+            return
+        span = Span(before, after, member, own, own, known.view, self._millis(), after)
+        self._add(known, queue_id, span)
+
+    def moved(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        before: int | None,
+        after: int,
+        by: str,
+        why: str,
+        lane: str = "",
+        wanted: Filter | None = None,
+    ) -> None:
+        """Progress changed otherwise than by reading."""
+        if _is_ignored(group, topic):
+            return
+        move = Move(
+            time=self._millis(),
+            queue_id=queue_id,
+            before=before,
+            after=after,
+            by=by,
+            why=why,
+            lane=lane,
+            filter=wanted,
+        )
+        self._topic(group, topic).history.moves.append(move)
+        self._write({"t": "move", "g": group, "o": topic, "m": _move_fields(move)})
+
+    def expired(
+        self, group: str, topic: str, queue_id: int, peer: Peer, before: int, after: int
+    ) -> None:
+        """A pull was told to go on at `after`, since what it asked for has left the log."""
+        known = self._topics.get((group, topic))
+        last = known.history.moves[-1] if known is not None and known.history.moves else None
+        if last is None or (last.queue_id, last.before, last.after, last.why) != (
+            *(queue_id, before, after),
+            EXPIRED,
+        ):
+            member, _ = self._member(group, topic, peer)
+            self.moved(group, topic, queue_id, before, after, member, EXPIRED)
+
+    def member_changed(
+        self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]
+    ) -> None:
+        """A member came, went or subscribes differently; `before` is what it subscribed to. If it
+        went, its subscriptions are empty by now."""
+        after = member.subscriptions
+        for topic in {**before, **after}:
+            old, new = filter_of(before.get(topic)), filter_of(after.get(topic))
+            if old == new or _is_ignored(group.name, topic):
+                continue
+            known = self._topic(group.name, topic)
+            history = known.history
+            change = Change(self._millis(), member.client_id, old, new)
+            history.changes.append(change)
+            fields = [change.time, change.member, _fields(old), _fields(new)]
+            self._write({"t": "change", "g": group.name, "o": topic, "c": fields})
+            self._set_kind(history, group)
+            distinct = set(known.filters)
+            if old is not None:
+                known.filters[old] -= 1
+                if known.filters[old] <= 0:
+                    del known.filters[old]
+            if new is not None:
+                known.filters[new] += 1
+            if distinct != set(known.filters):
+                if len(known.filters) > max(len(distinct), 1):
+                    self.disagreements += 1
+                self._put_view(known, group.members)
+
+    def _set_kind(self, history: GroupHistory, group: ConsumerGroup) -> None:
+        kind = (group.message_model == "BROADCASTING", group.consume_type == "CONSUME_ACTIVELY")
+        if group.members and kind != (history.is_broadcasting, history.is_pull):
+            history.is_broadcasting, history.is_pull = kind
+            self._write(
+                {"t": "kind", "g": history.group, "o": history.topic, "b": kind[0], "p": kind[1]}
+            )
+
+    def _put_view(self, known: _Topic, members: Mapping[Peer, Member]) -> None:
+        history = known.history
+        filters = (
+            (member.client_id, by)
+            for member in members.values()
+            if (by := filter_of(member.subscriptions.get(history.topic))) is not None
+        )
+        view = make_view(self._millis(), filters)
+        known.view += 1
+        history.views[known.view] = view
+        fields = [view.since, [[*_fields(f), *ids] for f, ids in view.filters.items()]]  # type: ignore[misc]
+        self._write(
+            {"t": "view", "g": history.group, "o": history.topic, "n": known.view, "v": fields}
+        )
+
+    def group_deleted(self, group: str) -> None:
+        self._forget(lambda key: key[0] == group, {"t": "gone", "g": group})
+
+    def topic_deleted(self, topic: str) -> None:
+        self._forget(lambda key: key[1] == topic, {"t": "gone", "o": topic})
+
+    def _forget(self, is_gone: Callable[[tuple[str, str]], bool], line: dict[str, Any]) -> None:
+        gone = [key for key in self._topics if is_gone(key)]
+        for key in gone:
+            self._drop(key)
+        if gone:
+            self._write(line)
+
+    # What is asked.
+
+    def history(self, group: str, topic: str) -> GroupHistory | None:
+        known = self._topics.get((group, topic))
+        return None if known is None else known.history
+
+    def groups(self, topic: str) -> list[str]:
+        """Those that have read the topic, or subscribed to it."""
+        return [group for group, one in self._topics if one == topic]
+
+    def known(self, group: str | None = None, topic: str | None = None) -> list[GroupHistory]:
+        return [
+            known.history
+            for (one_group, one_topic), known in self._topics.items()
+            if group in (None, one_group) and topic in (None, one_topic)
+        ]
+
+    # Keeping.
+
+    def _topic(self, group: str, topic: str) -> _Topic:
+        known = self._topics.get((group, topic))
+        if known is None:
+            while len(self._topics) >= _MOST_TOPICS:
+                self._drop(next(iter(self._topics)))  # the first that came
+                self.since = self._millis()  # of what is left, some may have been there before
+            known = self._topics[group, topic] = _Topic(GroupHistory(group, topic, self.since))
+            self._put_view(known, {})
+        return known
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        for spans in self._topics.pop(key).history.queues.values():
+            for span in spans:
+                self._moved.pop(span, None)
+
+    def _member(self, group: str, topic: str, peer: Peer | None) -> tuple[str, Filter | None]:
+        known = self._consumers.groups.get(group)
+        member = known.members.get(peer) if known is not None and peer is not None else None
+        if member is None:
+            return str(peer), None
+        return member.client_id, filter_of(member.subscriptions.get(topic))
+
+    def _millis(self) -> int:
+        return int(self._now() * 1000)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            if len(self._lines) >= _MOST_LINES:
+                self._lines.clear()
+                self._is_to_be_rewritten = True
+            self._lines.append(orjson.dumps(line))
+        self.changes += 1
+        self.on_change()
+
+    def note_progress(self) -> None:
+        """Have it saved how far readers are."""
+        if self._moved:
+            self.changes += 1
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return what saves it; see `saving.Table`."""
+        limit = self._settings.config.history_bytes
+        if self._is_too_large:
+            self._is_too_large = False
+            self._make_room()
+        most = min(limit, max(_LEAST_SIZE, _GROWTH * self._size_when_new))
+        if not self._is_to_be_rewritten and self._file.size <= most:
+            return self.flush
+        with self._lock:  # what waits is in the new file
+            self._lines, self._moved, self._is_to_be_rewritten = [], {}, False
+        return lambda: self._rewrite(limit)
+
+    def flush(self) -> None:
+        """Write what waits, from any thread. Raises OSError."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+            moved, self._moved = self._moved, {}
+        ends = [
+            orjson.dumps({"t": "end", "n": span.number, "e": span.end, "a": span.acked})
+            for span in list(moved)
+        ]
+        try:
+            self._file.append([*lines, *ends])
+        except OSError:
+            with self._lock:
+                self._lines[:0] = lines
+                self._moved = {**moved, **self._moved}
+            raise
+
+    def _rewrite(self, limit: int) -> None:
+        """Write all that is kept to a new file, in another thread. Raises OSError."""
+        lines = [orjson.dumps({"t": "since", "time": self.since})]
+        for known in list(self._topics.values()):
+            value = undisturbed(known.history.to_json)
+            lines.append(orjson.dumps({"t": "group", "h": value}))
+        if self._is_closed:
+            lines.append(orjson.dumps({"t": "clean"}))
+        try:
+            self._file.replace(lines)
+        except OSError:
+            self._is_to_be_rewritten = True
+            raise
+        self._size_when_new = self._file.size
+        if self._file.size > limit // 2:
+            self._is_too_large = self._is_to_be_rewritten = True
+
+    def clean(self, count: int = 200) -> None:
+        """Drop what concerns only messages that have left the log, of the next `count` groups and
+        topics."""
+        if not self._unclean:
+            self._unclean = list(self._topics)
+        for _ in range(min(count, len(self._unclean))):
+            known = self._topics.get(self._unclean.pop())
+            if known is None:
+                continue
+            history = known.history
+            for queue_id, spans in history.queues.items():
+                first = self._min_offset(history.topic, queue_id)
+                self._drop_spans(known, queue_id, [s for s in spans[:-1] if s.end <= first])
+            self._drop_views(known)
+
+    def _make_room(self) -> None:
+        """Drop the oldest half of the spans of each queue that has many, or all that is known of
+        the first groups if no queue has."""
+        log.warning("history takes more than history_bytes allows: the oldest of it is dropped")
+        dropped = False
+        for known in self._topics.values():
+            for queue_id, spans in known.history.queues.items():
+                gone = spans[: len(spans) // 2]
+                if len(gone) >= _LEAST_SPANS:
+                    floors = known.history.floors
+                    ends = (span.end for span in gone)
+                    floors[queue_id] = max(floors.get(queue_id, 0), *ends)
+                    self._drop_spans(known, queue_id, gone)
+                    dropped = True
+            self._drop_views(known)
+        if not dropped:
+            for key in list(self._topics)[: len(self._topics) // 4 + 1]:
+                self._drop(key)
+            self.since = self._millis()
+
+    def _drop_spans(self, known: _Topic, queue_id: int, gone: Iterable[Span]) -> None:
+        dropped = set(gone)
+        if dropped:
+            spans = known.history.queues[queue_id]
+            known.history.queues[queue_id] = [span for span in spans if span not in dropped]
+            for span in dropped:
+                self._moved.pop(span, None)
+
+    def _drop_views(self, known: _Topic) -> None:
+        views = known.history.views
+        if len(views) > 1:
+            used = {span.view for spans in known.history.queues.values() for span in spans}
+            used.add(known.view)
+            known.history.views = {n: view for n, view in views.items() if n in used}
+
+    def close(self) -> None:
+        """Say that all is saved: nothing was read that is not recorded. To be saved after it."""
+        self._is_closed = True
+        self._write({"t": "clean"})
+
+
+def undisturbed(read: Callable[[], T]) -> T:
+    """Return what a function gives that goes through tables of the loop's, in another thread."""
+    while True:
+        try:
+            return read()
+        except RuntimeError:  # one of them grew meanwhile
+            continue
+
+
+def _is_done(move: Move, queue_id: int, after: int) -> bool:
+    """Whether setting an offset is what the move said would happen."""
+    return (move.queue_id, move.after) == (queue_id, after)
+
+
+def _is_ignored(group: str, topic: str) -> bool:
+    return (
+        group in SYSTEM_GROUPS or group.startswith(SYSTEM_PREFIX) or topic.startswith(RETRY_PREFIX)
+    )
+
+
+def _fields(by: Filter | None) -> list[str] | None:
+    return None if by is None else [by.kind, by.text]
+
+
+def _span_fields(queue_id: int, span: Span) -> list[Any]:
+    return [
+        *(queue_id, span.start, span.end, span.member, _fields(span.filter), _fields(span.own)),
+        *(span.view, span.began, span.acked, span.lane),
+    ]
+
+
+def _move_fields(move: Move) -> list[Any]:
+    return [
+        *(move.time, move.queue_id, move.before, move.after, move.by, move.why, move.lane),
+        _fields(move.filter),
+    ]
+
+
+# Reading it again.
+
+
+def load_history(path: Path) -> History | None:
+    """Return what a file holds; None if there is none. Lines that are not understood are passed
+    over. If the broker did not stop in good order, the last span of each queue is open."""
+    loaded: History | None = None
+    spans: dict[int, Span] = {}
+    is_clean = False
+    for line in read_lines(path):
+        try:
+            if loaded is None:
+                loaded = History(int(line["time"]))
+                continue
+            is_clean = line["t"] == "clean" or (is_clean and line["t"] == "end")
+            _replay(loaded, spans, line)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            log.warning("%s: passed over: %.200r (%r)", path, line, error)
+    if loaded is not None and not is_clean:
+        for history in loaded.groups.values():
+            for queue in history.queues.values():
+                for lane in {span.lane for span in queue}:
+                    next(span for span in reversed(queue) if span.lane == lane).is_open = True
+    return loaded
+
+
+def _replay(loaded: History, spans: dict[int, Span], line: Mapping[str, Any]) -> None:
+    match line["t"]:
+        case "group":
+            history = GroupHistory.from_json(line["h"])
+            loaded.groups[history.group, history.topic] = history
+            for queue in history.queues.values():
+                spans.update((span.number, span) for span in queue)
+        case "end":
+            span = spans.get(line["n"])
+            if span is not None:
+                span.end, span.acked = int(line["e"]), int(line["a"])
+        case "gone":
+            for key in list(loaded.groups):
+                if line.get("g") in (None, key[0]) and line.get("o") in (None, key[1]):
+                    del loaded.groups[key]
+        case "clean":
+            pass
+        case kind:
+            key = (str(line["g"]), str(line["o"]))
+            history = loaded.groups.get(key) or GroupHistory(*key, loaded.since)
+            loaded.groups[key] = history
+            _replay_of_group(history, spans, kind, line)
+
+
+def _replay_of_group(
+    history: GroupHistory, spans: dict[int, Span], kind: str, line: Mapping[str, Any]
+) -> None:
+    match kind:
+        case "span":
+            number = int(line["n"])
+            queue_id, start, end, member, by, own, view, began, acked, lane = line["s"]
+            if number not in spans:
+                span = Span(start, end, member, _filter(by) or EVERYTHING, _filter(own), view,
+                            began, acked, lane, number=number)  # fmt: skip
+                history.queues.setdefault(int(queue_id), []).append(span)
+                spans[number] = span
+        case "view":
+            since, filters = line["v"]
+            pairs = [(m, Filter(kind, text)) for kind, text, *ids in filters for m in ids]
+            history.views[int(line["n"])] = make_view(int(since), pairs)
+        case "change":
+            time, member, before, after = line["c"]
+            change = Change(int(time), member, _filter(before), _filter(after))
+            _append_once(history.changes, change)
+        case "move":
+            time, queue_id, before, after, who, why, lane, wanted = line["m"]
+            move = Move(
+                time=int(time),
+                queue_id=int(queue_id),
+                before=before,
+                after=int(after),
+                by=who,
+                why=why,
+                lane=lane,
+                filter=_filter(wanted),
+            )
+            _append_once(history.moves, move)
+        case "kind":
+            history.is_broadcasting, history.is_pull = bool(line["b"]), bool(line["p"])
+
+
+def _append_once(events: deque[T], event: T) -> None:
+    if event not in islice(reversed(events), _REPEATED):
+        events.append(event)
+
+
+def _filter(fields: list[Any] | None) -> Filter | None:
+    return None if fields is None else Filter(fields[0], fields[1])
