@@ -21,6 +21,7 @@ from tamis.fate import (
     View,
     judge,
 )
+from tamis.fate.facts import EXPIRED
 from tamis.filter.tags import tags_code
 from tamis.pipeline.judging import FATES, GroupOfQueue, GroupRecord, Judge, Retries, queue_parts
 from tamis.wire import properties as property_block
@@ -30,7 +31,10 @@ SIZE = 12  # messages of a queue
 
 TAGS = (None, "Aa", "BB", "C", "D")  # the first two have one hash
 FILTERS = (
-    *(Filter("TAG", text) for text in ("*", "", "Aa", "BB", "C", "Aa || C", "||", " || ", "nobody")),
+    *(
+        Filter("TAG", text)
+        for text in ("*", "", "Aa", "BB", "C", "Aa || C", "||", " || ", "nobody")
+    ),
     *(Filter("SQL92", text) for text in ("n > 3", "region = 'eu'", "TAGS = 'Aa' OR n < 2")),
     Filter("SQL92", "n >"),
     Filter("CODE", "Suspicious"),
@@ -95,7 +99,7 @@ moves = st.builds(
     before=numbers,
     after=offsets,
     by=st.just("an admin"),
-    why=st.just("reset"),
+    why=st.sampled_from(("reset", "reset", EXPIRED)),
     filter=st.none() | filters,
 )
 lanes = st.builds(
@@ -132,7 +136,13 @@ def groups_of_queue(draw: st.DrawFn) -> GroupOfQueue:
     of_queue = tuple(draw(st.lists(spans(), max_size=4)))
     first_read = min((span.start for span in of_queue), default=None)
     own = replace(draw(facts), first_read=first_read)
-    return GroupOfQueue(facts=own, spans=of_queue, views=draw(views))
+    return GroupOfQueue(
+        facts=own,
+        spans=of_queue,
+        views=draw(views),
+        known_from=draw(st.sampled_from((0, 0, 4))),
+        since_before=draw(st.sampled_from((None, 0, 1002))),
+    )
 
 
 @st.composite
@@ -149,9 +159,11 @@ def cases(draw: st.DrawFn) -> tuple[list[MessageFacts], GroupRecord, Mapping[str
     )  # fmt: skip
     elsewhere = draw(facts)
     queues = {(TOPIC, BROKER, 0): draw(groups_of_queue())}
-    return chosen, GroupRecord(
-        group="group", elsewhere=elsewhere, queues=queues, retries=known
-    ), copies
+    return (
+        chosen,
+        GroupRecord(group="group", elsewhere=elsewhere, queues=queues, retries=known),
+        copies,
+    )
 
 
 def log_offset(message: MessageFacts) -> int:
@@ -198,7 +210,7 @@ def test_a_batch_is_judged_as_each_of_its_messages(
         assert FATES[fate] == expected.fate, (message, expected)
 
 
-def test_groups_with_equal_filters_share_their_evaluation() -> None:
+def test_groups_with_equal_filters_have_equal_fates() -> None:
     [(_, own)] = queue_parts(batch_of([
         MessageFacts(topic=TOPIC, queue_id=0, offset=n, properties={"TAGS": "C", "n": str(n)},
                      stored=n, message_id=str(n), broker=BROKER, tags_code=tags_code("C"))

@@ -15,6 +15,7 @@ from .facts import (
 from .filters import Filter, FilterKind
 from .history import GroupHistory, History, Span
 from .judge import judge
+from .loading import history_of
 from .track import track_type
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "RetryFacts",
     "Span",
     "View",
+    "history_of",
     "judge",
     "track_type",
 ]

@@ -187,9 +187,7 @@ def _messages(batch: pa.RecordBatch, fates: npt.NDArray[np.uint8]) -> pa.RecordB
     ends = pa.array(np.arange(0, rows * groups + 1, groups, dtype=np.int32))
     values = pa.array(np.ascontiguousarray(fates).reshape(-1).view(np.int8))
     columns = {name: batch.column(name) for name in _NAMED}
-    return _rows(
-        rows, MESSAGE, {**columns, "fates": pa.ListArray.from_arrays(ends, values)}
-    )
+    return _rows(rows, MESSAGE, {**columns, "fates": pa.ListArray.from_arrays(ends, values)})
 
 
 def _lost_rows(
@@ -210,5 +208,3 @@ def _lost_rows(
         "reason": pa.array(reasons, pa.string()),
     }
     return _rows(size, LOST, columns)
-
-

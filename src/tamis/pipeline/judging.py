@@ -20,6 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from ..errors import InvalidFilter
 from ..fate import Fate, Filter, GroupFacts, GroupHistory, MessageFacts, RetryFacts, Span, View
+from ..fate.facts import EXPIRED
 from ..filter import Outcome, parse
 from ..filter.engines.columnar import BatchFilter, compile_batch
 from ..filter.tags import TagFilter, parse_tags
@@ -69,6 +70,8 @@ class GroupOfQueue:
     facts: GroupFacts
     spans: tuple[Span, ...] = ()
     views: Mapping[int, View] = field(default_factory=dict)
+    known_from: int = 0  # an offset; of messages before it history knows less:
+    since_before: int | None = None  # their `complete_since`
 
     def facts_of(self, message: MessageFacts, retry: RetryFacts | None) -> GroupFacts:
         """Return what `fate.judge` takes."""
@@ -79,6 +82,9 @@ class GroupOfQueue:
         return replace(
             facts,
             readings=history.readings(message.queue_id, message.offset),
+            complete_since=facts.complete_since
+            if message.offset >= self.known_from
+            else self.since_before,
             unsaved_from=history.unsaved_from(message.queue_id, message.offset),
             retry=retry,
         )
@@ -285,8 +291,8 @@ def _decide_moves(
     """Where nothing was acknowledged: progress was moved past it, or began behind it."""
     facts, offsets = group.facts, messages.offsets
     free = ~looks.acknowledged
-    if facts.first_read is not None and facts.complete_since is not None:
-        skipped = free & ~looks.looked_at & (messages.stored >= facts.complete_since)
+    if facts.first_read is not None:
+        skipped = free & ~looks.looked_at & _is_known(messages, group)
         unsaved = [span.end for span in group.spans if span.is_open]
         if unsaved:
             skipped &= offsets < min(unsaved)
@@ -302,6 +308,22 @@ def _decide_moves(
             decided[~lost] = _NUMBER[Fate.FILTERED]
         here = free[start:end]
         fates[start:end][here] = decided[here]
+    for move in facts.moves:
+        if move.why == EXPIRED:
+            start, end = np.searchsorted(offsets, [move.before or 0, move.after])
+            fates[start:end][free[start:end]] = _NUMBER[Fate.EXPIRED]
+
+
+def _is_known(messages: Messages, group: GroupOfQueue) -> Mask:
+    """Whether all that was read since the message was stored is in the history."""
+    never = np.iinfo(np.int64).max
+    since, before = group.facts.complete_since, group.since_before
+    known: Mask = messages.stored >= np.where(
+        messages.offsets < group.known_from,
+        never if before is None else before,
+        never if since is None else since,
+    )
+    return known
 
 
 def _decide_waiting(

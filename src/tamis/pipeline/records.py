@@ -24,7 +24,13 @@ def groups_known(brokers: Iterable[BrokerGroups], topics: Iterable[str]) -> list
         for group, members in (broker.members or {}).items():
             if members is not None and wanted & members.subscriptions.keys():
                 found.add(group)
-    return sorted(found)
+    return sorted(group for group in found if not _is_of_rocketmq(group))
+
+
+def _is_of_rocketmq(group: str) -> bool:
+    """Whether tools and brokers use it themselves."""
+    tools = ("FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP")
+    return group in tools or group.startswith("CID_RMQ_SYS_")
 
 
 def choose(known: Sequence[str], asked: Sequence[str], where: str) -> list[str]:
@@ -86,7 +92,9 @@ def _of_queue(
         effective=None if members is None else members.subscriptions.get(topic),
         moves=() if history is None else history.moves_of(queue_id),
         first_read=None if history is None else history.first_read(queue_id),
-        complete_since=since if history is None else history.since,
+        complete_since=since
+        if history is None or since is None
+        else history.complete_since(queue_id, end, since),
         unknown=broker.unknown,
     )
     if history is None:
@@ -94,7 +102,13 @@ def _of_queue(
     spans = tuple(history.queues.get(queue_id, ()))
     views = {number: history.views[number] for number in {span.view for span in spans}
              if number in history.views}  # fmt: skip
-    return GroupOfQueue(facts=facts, spans=spans, views=views)
+    return GroupOfQueue(
+        facts=facts,
+        spans=spans,
+        views=views,
+        known_from=history.is_known_from(queue_id),
+        since_before=history.complete_since(queue_id, -1, since or history.since),
+    )
 
 
 def _is_online(broker: BrokerGroups, group: str, history: GroupHistory | None) -> bool:
@@ -111,5 +125,5 @@ def _kind(members: Members | None, history: GroupHistory | None) -> tuple[str, s
         return members.consume_type, members.message_model
     if history is None:
         return "", ""
-    consume_type = "CONSUME_ACTIVELY" if history.is_pull else "CONSUME_PASSIVELY"
-    return consume_type, "BROADCASTING" if history.is_broadcasting else "CLUSTERING"
+    consume_type = "CONSUME_ACTIVELY" if history.is_pull else ""
+    return consume_type, "BROADCASTING" if history.is_broadcasting else ""

@@ -15,17 +15,16 @@ from ..client.cluster import masters
 from ..client.config import ClientConfig
 from ..client.session import Session
 from ..errors import ConsumerOffline, Error, RemoteProtocolError, ResponseError
-from ..fate import Filter, History
+from ..fate import Filter, History, history_of
 from ..store import tables
+from ..store.historylines import NAME, read_lines
 from ..wire import beans, bodies, headers
-from ..wire.codes import Language, RequestCode, ResponseCode
-from ..wire.command import Command
+from ..wire.codes import RequestCode, ResponseCode
 
 __all__ = ["BrokerGroups", "Members", "ask_brokers", "read_store"]
 
 Offsets = Mapping[tuple[str, str], Mapping[int, int]]  # by topic and group, by queue
 
-_GET_HISTORY: Final = 12311
 _AT_ONCE: Final = 16  # questions to a broker
 
 
@@ -97,9 +96,8 @@ async def _ask_broker(
 
 async def _history(session: Session, broker: str, address: str) -> History | None:
     """Return the broker's, None if it keeps none."""
-    command = Command(code=_GET_HISTORY, fields={}, language=Language.PYTHON)
     try:
-        answer = await session.ask_command(address, command)
+        answer = await session.ask(address, headers.GetHistory())
     except ResponseError as error:
         if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return None
@@ -166,14 +164,12 @@ async def _all(
     return dict(await asyncio.gather(*map(one, groups)))
 
 
-def read_store(
-    root: str, load_history: Callable[[Path], History | None], broker: str = ""
-) -> BrokerGroups:
+def read_store(root: str, broker: str = "") -> BrokerGroups:
     """Return what the files of a store's directory tell. Raises Error."""
     folder = Path(root) / "config"
     try:
         offsets = tables.load_consumer_offsets(folder)
-        history = load_history(folder / "tamis-history.log")
+        history = history_of(read_lines(folder / NAME))
     except (OSError, ValueError) as error:
         raise Error(f"{folder}: {error}") from None
     unknown = ["who is connected now is not in the files: who was when they were written counts"]
