@@ -82,7 +82,7 @@ async def _ask_broker(
     for name, queues in table.items():
         topic, _, group = name.partition("@")
         offsets[topic, group] = queues
-    history = await _history(session, broker, address)
+    history = await _history(session, broker, address, topics)
     unknown = () if history is not None else (f"{broker} keeps no history",)
     groups = {group for topic, group in offsets if topic in topics}
     if history is not None:
@@ -94,20 +94,26 @@ async def _ask_broker(
     )
 
 
-async def _history(session: Session, broker: str, address: str) -> History | None:
-    """Return the broker's, None if it keeps none."""
-    try:
-        answer = await session.ask(address, headers.GetHistory())
-    except ResponseError as error:
-        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            return None
-        raise
-    try:
-        history = History.from_json(json.loads(answer.body))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise RemoteProtocolError(f"the history of {broker} can't be read: {error!r}") from None
-    history.broker = broker
-    return history
+async def _history(
+    session: Session, broker: str, address: str, topics: Iterable[str]
+) -> History | None:
+    """Return the broker's of these topics, None if it keeps none."""
+    known: History | None = None
+    for topic in topics:
+        try:
+            answer = await session.ask(address, headers.GetHistory(topic=topic))
+        except ResponseError as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return None
+            raise
+        try:
+            history = History.from_json(json.loads(answer.body))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise RemoteProtocolError(f"the history of {broker} can't be read: {error!r}") from None
+        if known is None:
+            known = history
+        known.groups |= history.groups
+    return known
 
 
 async def _subscribers(session: Session, address: str, topics: Iterable[str]) -> set[str]:
