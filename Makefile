@@ -57,6 +57,7 @@ bench: install  ## measure; filter engines, broker, client and Spark beside othe
 	$(BIN)/python benchmarks/bench_broker.py
 	$(BIN)/python benchmarks/bench_client.py
 	$(BIN)/python benchmarks/bench_code_filter.py
+	$(BIN)/python benchmarks/bench_fate.py
 	$(BIN)/python benchmarks/bench_spark.py
 
 lock:  ## choose versions anew; needs uv

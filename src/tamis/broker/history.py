@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
@@ -58,6 +58,16 @@ def filter_of(subscription: Subscription | None) -> Filter | None:
 
 
 @dataclass(slots=True, eq=False)
+class _Topic:
+    """A group on a topic: its history, and how many members have which filter."""
+
+    history: GroupHistory
+    view: int = -1  # number of the one in force
+    filters: Counter[Filter] = field(default_factory=Counter)
+    readers: set[tuple[str, str, int, str]] = field(default_factory=set)  # keys of `_readers`
+
+
+@dataclass(slots=True, eq=False)
 class _Reader:
     """Who reads a queue now: the span, and what to recognise a pull of the same kind by."""
 
@@ -65,16 +75,13 @@ class _Reader:
     peer: Peer
     source: object
     view: int
+    topic: _Topic
 
 
-@dataclass(slots=True, eq=False)
-class _Topic:
-    """A group on a topic: its history, who reads, and how many members have which filter."""
+class Filtered(Protocol):
+    """A pull: it is asked for its filter only if a new span begins."""
 
-    history: GroupHistory
-    view: int = -1  # number of the one in force
-    readers: dict[tuple[int, str], _Reader] = field(default_factory=dict)  # by queue, lane
-    filters: Counter[Filter] = field(default_factory=Counter)
+    def filter(self) -> Filter: ...
 
 
 class Recorder:
@@ -106,6 +113,8 @@ class Recorder:
         self.changes = 0
         self.on_change: Callable[[], None] = lambda: None
         self._topics: dict[tuple[str, str], _Topic] = {}
+        # By group, topic, queue and lane: one lookup for each pull.
+        self._readers: dict[tuple[str, str, int, str], _Reader] = {}
         self._unclean: list[tuple[str, str]] = []  # to be looked through by `clean`
         loaded = load_history(self._file.path)
         self.since = self._millis() if loaded is None else loaded.since
@@ -139,28 +148,25 @@ class Recorder:
         queue_id: int,
         peer: Peer,
         source: object,
-        by: Callable[[], Filter],
+        by: "Filtered",
         start: int,
         end: int,
         lane: str = "",
     ) -> None:
         """A pull was answered with what lies from `start` to `end`. `source` is the same object, or
-        an equal text, as long as the filter `by` returns is the same."""
-        known = self._topics.get((group, topic))
-        if known is not None:
-            reader = known.readers.get((queue_id, lane))
-            if (
-                reader is not None
-                and reader.peer is peer
-                and reader.view == known.view
-                and reader.span.end == start
-                and (reader.source is source or reader.source == source)
-            ):
-                reader.span.end = end
-                self._moved[reader.span] = None
-                return
-        if end > start and not _is_ignored(group, topic):
-            self._begin(group, topic, queue_id, peer, source, by(), start, end, lane)
+        an equal text, as long as the filter of `by` is the same."""
+        reader = self._readers.get((group, topic, queue_id, lane))
+        if (
+            reader is not None
+            and reader.peer is peer
+            and reader.view == reader.topic.view
+            and (span := reader.span).end == start
+            and (reader.source is source or reader.source == source)
+        ):
+            span.end = end
+            self._moved[span] = None
+        elif end > start and not _is_ignored(group, topic):
+            self._begin(group, topic, queue_id, peer, source, by.filter(), start, end, lane)
 
     def _begin(
         self,
@@ -189,7 +195,9 @@ class Recorder:
         else:
             span = Span(start, end, member, by, own, known.view, self._millis(), start, lane)
             self._add(known, queue_id, span)
-        known.readers[queue_id, lane] = _Reader(span, peer, source, known.view)
+        key = (group, topic, queue_id, lane)
+        known.readers.add(key)
+        self._readers[key] = _Reader(span, peer, source, known.view, known)
 
     def _add(self, known: _Topic, queue_id: int, span: Span) -> None:
         span.number, self._next_number = self._next_number, self._next_number + 1
@@ -210,15 +218,13 @@ class Recorder:
         lane: str = "",
     ) -> None:
         """Somebody said how far the group is; `before` is what it was."""
-        known = self._topics.get((group, topic))
-        if known is not None:
-            reader = known.readers.get((queue_id, lane))
-            if reader is not None and reader.peer is peer:
-                span = reader.span
-                if span.acked <= after <= span.end and span.start <= after:
-                    span.acked = after
-                    self._moved[span] = None
-                    return
+        reader = self._readers.get((group, topic, queue_id, lane))
+        if reader is not None and reader.peer is peer:
+            span = reader.span
+            if span.acked <= after <= span.end:
+                span.acked = after
+                self._moved[span] = None
+                return
         if before == after or (before is None and after == 0) or _is_ignored(group, topic):
             return
         member, own = self._member(group, topic, peer)
@@ -312,9 +318,11 @@ class Recorder:
         """A member came, went or subscribes differently; `before` is what it subscribed to. If it
         went, its subscriptions are empty by now."""
         after = member.subscriptions
-        for topic in {**before, **after}:
+        changed = [topic for topic, new in after.items() if _differs(before.get(topic), new)]
+        changed += [topic for topic in before if topic not in after]
+        for topic in changed:
             old, new = filter_of(before.get(topic)), filter_of(after.get(topic))
-            if old == new or _is_ignored(group.name, topic):
+            if _is_ignored(group.name, topic):
                 continue
             known = self._topic(group.name, topic)
             history = known.history
@@ -401,7 +409,10 @@ class Recorder:
         return known
 
     def _drop(self, key: tuple[str, str]) -> None:
-        for spans in self._topics.pop(key).history.queues.values():
+        known = self._topics.pop(key)
+        for reader in known.readers:
+            del self._readers[reader]
+        for spans in known.history.queues.values():
             for span in spans:
                 self._moved.pop(span, None)
 
@@ -539,6 +550,16 @@ def undisturbed(read: Callable[[], T]) -> T:
             return read()
         except RuntimeError:  # one of them grew meanwhile
             continue
+
+
+def _differs(before: Subscription | None, after: Subscription) -> bool:
+    """Whether they filter differently; mostly only their versions differ."""
+    return (
+        before is None
+        or before.expression != after.expression
+        or before.expression_type != after.expression_type
+        or before.class_filter_mode != after.class_filter_mode
+    )
 
 
 def _is_done(move: Move, queue_id: int, after: int) -> bool:

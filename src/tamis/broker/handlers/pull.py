@@ -442,19 +442,26 @@ class Pull:
     def _record(self, selection: Selection) -> None:
         """Who was answered, by which filter, with what: for whoever asks about a message later."""
         header, status = self._header, selection.status
-        queue = (header.consumer_group, header.topic, header.queue_id)
         if status is _FOUND or status is _NO_MATCHED:
             source = self._source
             if source is None:
                 source = (header.subscription, header.expression_type)
-            span = (header.queue_offset, selection.next_offset)
-            recorder = self._by.recorder
-            recorder.read(*queue, self._request.peer, source, self._filter, *span)
+            self._by.recorder.read(
+                header.consumer_group,
+                header.topic,
+                header.queue_id,
+                self._request.peer,
+                source,
+                self,
+                header.queue_offset,
+                selection.next_offset,
+            )
         elif status is Status.OFFSET_TOO_SMALL:
+            queue = (header.consumer_group, header.topic, header.queue_id)
             span = (header.queue_offset, selection.next_offset)
             self._by.recorder.expired(*queue, self._request.peer, *span)
 
-    def _filter(self) -> Filter:
+    def filter(self) -> Filter:
         """What the broker filters this pull by."""
         header, source = self._header, self._source
         if isinstance(source, Subscription):
