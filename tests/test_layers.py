@@ -61,6 +61,8 @@ HEAVY = {
         "client/_walk",
         "client/judging",
         "spark/",
+        "pipeline/judging",  # no Spark in it: batches as a worker has them
+        "pipeline/fates",
         "testing",
         *COLUMNAR,
     ),
@@ -77,6 +79,8 @@ HEAVY = {
         "client/batching",
         "client/blocking",
         "spark/",
+        "pipeline/judging",
+        "pipeline/fates",
         *COLUMNAR,
     ),
     "numba": ("store/", "client/_walk", *COLUMNAR),

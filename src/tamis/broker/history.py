@@ -44,7 +44,10 @@ _LEAST_SIZE: Final = 1 << 20  # bytes of the file, below which it is not written
 _GROWTH: Final = 4  # times what it held when it was last written anew
 _LEAST_SPANS: Final = 4  # of a queue that are kept when room is made
 _LATE: Final = 8  # spans looked back for that of a member whose commit comes late
-SYSTEM_GROUPS: Final = frozenset(["FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP"])
+# Tools read as these, and so does our Spark source if it is given no group.
+SYSTEM_GROUPS: Final = frozenset(
+    ["FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "tamis-spark"]
+)
 
 
 def filter_of(subscription: Subscription | None) -> Filter | None:

@@ -38,6 +38,12 @@ TABLE: Final = (
     *("group", "fate"),
 )
 LISTED: Final = (*TABLE[:-1], "reason")
+LISTED_SCHEMA: Final = (
+    "topic STRING, broker STRING, queue_id INT, offset BIGINT, message_id STRING, tags STRING,"
+    " store_timestamp TIMESTAMP, group STRING, reason STRING"
+)
+THE_TABLE: Final = "the table of an audit"  # as `outputs` knows them
+THE_LIST: Final = "the list of lost messages of an audit"
 _SHOWN: Final = 100  # lost messages in the report
 _TIMEOUT: Final = 10.0  # seconds for an answer, unless [source] options has requestTimeout
 
@@ -87,9 +93,9 @@ class AuditSummary(Summary):
 def check(config: Config) -> None:
     """What can be known before Spark starts. Raises Error."""
     audit = _of(config)
-    for output in (audit.table, audit.lost):
+    for output, what in (audit.table, THE_TABLE), (audit.lost, THE_LIST):
         if output is not None:
-            outputs.check(output, JOB)
+            outputs.check(output, what)
     if audit.report is not None:
         audit_report.check(audit.report)
     sources.check(config.source, None)
@@ -190,10 +196,11 @@ class _Job:
             self._add_totals(over_time)
             lost = _lost(judged, self._groups)
             if audit.lost is not None:
-                outputs.write(lost, audit.lost, JOB, self._spark)
+                outputs.write(lost, audit.lost, THE_LIST, self._spark)
                 summary.lost_list = audit.lost.name
             if audit.table is not None:
-                outputs.write(_table(judged, self._groups), audit.table, JOB, self._spark)
+                table = _table(judged, self._groups)
+                outputs.write(table, audit.table, THE_TABLE, self._spark)
                 summary.table = audit.table.name
             if audit.report is not None:
                 few = lost.orderBy("store_timestamp", "group", "queue_id", "offset").limit(_SHOWN)

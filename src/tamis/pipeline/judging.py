@@ -36,6 +36,8 @@ QueueName = tuple[str, str, int]  # topic, broker, queue
 _NUMBER: Final = {fate: np.uint8(number) for number, fate in enumerate(FATES)}
 _UNKNOWN_OUTCOME: Final = np.uint8(255)  # of code that was not run
 _TRUE: Final = int(Outcome.TRUE)
+# Of groups whose progress no broker has.
+_NOT_OF_QUEUES: Final = (_NUMBER[Fate.BROADCASTING], _NUMBER[Fate.PULL])
 
 
 # What is known of groups.
@@ -215,7 +217,7 @@ class Judge:
         for group in self.groups:
             made = _judge(messages, outcomes, group.of_queue(messages.queue))
             if group.retries:
-                _mark_retried(made, messages, group.retries)
+                _mark_retried(made, messages, group)
             fates.append(made)
         return fates
 
@@ -342,7 +344,9 @@ def _decide_waiting(
         fates[start:][waiting] = _NUMBER[fate]
 
 
-def _mark_retried(fates: Fates, messages: Messages, retries: Retries) -> None:
+def _mark_retried(fates: Fates, messages: Messages, group: GroupRecord) -> None:
+    """The first question, and what became of copies that were consumed."""
+    retries, committed = group.retries, group.of_queue(messages.queue).facts.committed or 0
     candidates = np.zeros(len(messages), np.bool_)
     if retries.by_log_offset and messages.log_offsets is not None:
         known = np.fromiter(retries.by_log_offset, np.int64, len(retries.by_log_offset))
@@ -353,8 +357,12 @@ def _mark_retried(fates: Fates, messages: Messages, retries: Retries) -> None:
     for row in np.flatnonzero(candidates):
         at = None if messages.log_offsets is None else int(messages.log_offsets[row])
         copy = retries.of(messages.message_ids[row].as_py(), at)
-        if copy is not None and not copy.is_consumed:
+        if copy is None:
+            continue
+        if not copy.is_consumed:
             fates[row] = _NUMBER[Fate.DEAD_LETTERED if copy.is_dead else Fate.RETRYING]
+        elif messages.offsets[row] < committed and fates[row] not in _NOT_OF_QUEUES:
+            fates[row] = _NUMBER[Fate.CONSUMED]
 
 
 def queue_parts(batch: pa.RecordBatch) -> "list[tuple[npt.NDArray[np.int64], Messages]]":

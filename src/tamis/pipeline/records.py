@@ -24,12 +24,12 @@ def groups_known(brokers: Iterable[BrokerGroups], topics: Iterable[str]) -> list
         for group, members in (broker.members or {}).items():
             if members is not None and wanted & members.subscriptions.keys():
                 found.add(group)
-    return sorted(group for group in found if not _is_of_rocketmq(group))
+    return sorted(group for group in found if not _is_of_a_tool(group))
 
 
-def _is_of_rocketmq(group: str) -> bool:
-    """Whether tools and brokers use it themselves."""
-    tools = ("FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP")
+def _is_of_a_tool(group: str) -> bool:
+    """Whether tools and brokers use it themselves, or our Spark source if it is given none."""
+    tools = ("FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "tamis-spark")
     return group in tools or group.startswith("CID_RMQ_SYS_")
 
 

@@ -24,10 +24,9 @@ from . import sources
 from .config import Source
 from .judging import Retries
 
-__all__ = ["MOST_COPIES", "REPLAYED_FROM", "read_retries"]
+__all__ = ["MOST_COPIES", "has_messages", "read_retries"]
 
 MOST_COPIES: Final = 1_000_000  # that are remembered, of all groups together
-REPLAYED_FROM: Final = "TAMIS_REPLAYED_FROM"  # property of a copy that a replay made: its queue
 _DELAY_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 _DELAYED, _RETRIED, _DEAD = range(3)  # of as many failures the later stage is newer
 _PROPERTIES: Final = ("ORIGIN_MESSAGE_ID", "RETRY_TOPIC", "REAL_TOPIC")
@@ -48,9 +47,9 @@ def read_retries(
         )
         for number, group in enumerate(groups)
         for stage, topic in ((_RETRIED, f"%RETRY%{group}"), (_DEAD, f"%DLQ%{group}"))
-        if _has_messages(source, topic)
+        if has_messages(source, topic)
     ]
-    if _has_messages(source, _DELAY_TOPIC):
+    if has_messages(source, _DELAY_TOPIC):
         delayed = _copies(spark, source, _DELAY_TOPIC).withColumn("stage", F.lit(_DELAYED))
         numbers = spark.createDataFrame(
             [(number, f"%RETRY%{group}") for number, group in enumerate(groups)],
@@ -110,7 +109,8 @@ def _copies(spark: SparkSession, source: Source, topic: str) -> DataFrame:
     return rows.where(F.col("RETRY_TOPIC").isin([*source.topics]))
 
 
-def _has_messages(source: Source, topic: str) -> bool:
+def has_messages(source: Source, topic: str) -> bool:
+    """Return whether a topic is there and not empty. Raises Error, TimeoutError."""
     said = {**sources.place_of(source), "topic": topic}
     options = Options.parse(said, of_log=source.nameserver is None)
     with suppress(TopicNotFound, ConfigError), closing(open_origin(options)) as origin:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ..client.admin import Admin
 from ..client.cluster import masters
 from ..client.config import ClientConfig
 from ..client.session import Session
@@ -21,7 +22,7 @@ from ..store.historylines import NAME, read_lines
 from ..wire import beans, bodies, headers
 from ..wire.codes import RequestCode, ResponseCode
 
-__all__ = ["BrokerGroups", "Members", "ask_brokers", "read_store"]
+__all__ = ["BrokerGroups", "Members", "ask_brokers", "disagreements", "read_store"]
 
 Offsets = Mapping[tuple[str, str], Mapping[int, int]]  # by topic and group, by queue
 
@@ -186,3 +187,45 @@ def read_store(root: str, broker: str = "") -> BrokerGroups:
     return BrokerGroups(
         broker=broker, history=history, offsets=offsets, members=None, unknown=tuple(unknown)
     )
+
+
+def disagreements(
+    nameserver: str, wanted: Iterable[tuple[str, str]], timeout: float
+) -> dict[tuple[str, str], str]:
+    """Return what members of groups subscribe to that differs now, by group and topic, for a person
+    to read. A broker's history tells, or else the members themselves. Raises Error,
+    TimeoutError."""
+    pairs = list(wanted)
+    found: dict[tuple[str, str], str] = {}
+    for broker in ask_brokers(nameserver, sorted({topic for _, topic in pairs}), timeout):
+        for group, topic in pairs:
+            if broker.history is None:
+                said = _asked_of_members(nameserver, group, topic, timeout)
+            else:
+                said = _in_history(broker.history, group, topic)
+            if said:
+                found[group, topic] = said
+    return found
+
+
+def _in_history(history: History, group: str, topic: str) -> str:
+    known = history.groups.get((group, topic))
+    if known is None or not known.views:
+        return ""
+    filters = known.views[max(known.views)].filters
+    if len(filters) < 2:
+        return ""
+    return "; ".join(f"{members[0]} to {by}" for by, members in filters.items() if members)
+
+
+def _asked_of_members(nameserver: str, group: str, topic: str, timeout: float) -> str:
+    async def ask() -> list[str]:
+        async with Admin(nameserver, config=ClientConfig(timeout=timeout)) as admin:
+            try:
+                known = (await admin.group(group)).mismatches
+            except Error:  # nobody is there, or a member does not answer
+                return []
+            return [f"{one.client_id} not as the broker has it" for one in known
+                    if one.topic == topic]  # fmt: skip
+
+    return "; ".join(asyncio.run(ask()))
