@@ -7,7 +7,7 @@ Three kinds of rows come of a batch of messages, told apart by `kind`:
     MESSAGE  a message and its fates, one for each group, in their order
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from ..fate import Fate, MessageFacts, judge
-from .judging import FATES, GroupRecord, Judge, Messages, queue_parts
+from .judging import FATES, GroupRecord, Judge, Messages, Outcomes, alike, queue_parts
 
 __all__ = ["COUNT", "LOST", "MESSAGE", "READ", "SCHEMA", "judged_by", "width_of"]
 
@@ -30,7 +30,6 @@ SCHEMA: Final = (
     " store_timestamp TIMESTAMP, tags STRING, message_id STRING, fates ARRAY<TINYINT>,"
     " group INT, fate TINYINT, reason STRING, at BIGINT, width BIGINT, count BIGINT"
 )
-MOST_REASONS: Final = 10_000  # that a task finds; the rest of the lost have none
 
 # Milliseconds of a stretch of time; each divides the next, so that counts can be added up.
 _WIDTHS: Final = (
@@ -59,34 +58,21 @@ class _Worker:
     is_table: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        judges, reasons = Judge(self.groups), 0
+        judges = Judge(self.groups)
         for batch in batches:
             if not len(batch):
                 continue
             fates = np.empty((len(batch), len(self.groups)), np.uint8)
             for rows, messages in queue_parts(batch):
-                made = judges.judge(messages)
-                fates[rows] = np.stack(made, axis=1)
-                lost = [np.flatnonzero(one == _LOST_NUMBER) for one in made]
-                reasons += yield from self._lost(messages, lost, MOST_REASONS - reasons)
+                outcomes = Outcomes(messages)
+                for number, own in enumerate(judges.judge(messages, outcomes)):
+                    fates[rows, number] = own
+                    lost = np.flatnonzero(own == _LOST_NUMBER)
+                    if len(lost):
+                        yield _lost_rows(messages, outcomes, lost, number, self.groups[number])
             yield _counts(batch, fates)
             if self.is_table:
                 yield _messages(batch, fates)
-
-    def _lost(
-        self, messages: Messages, lost: Sequence[npt.NDArray[Any]], most: int
-    ) -> Generator[pa.RecordBatch, None, int]:
-        """Gives rows of those lost to each group; returns for how many it found the reason."""
-        explained = 0
-        for number, (group, rows) in enumerate(zip(self.groups, lost, strict=True)):
-            if not len(rows):
-                continue
-            few = rows[: max(most - explained, 0)]
-            reasons = [_reason(messages, int(row), group) for row in few]
-            explained += len(few)
-            reasons += [None] * (len(rows) - len(few))
-            yield _lost_rows(messages, rows, number, reasons)
-        return explained
 
 
 def judged_by(
@@ -191,11 +177,17 @@ def _messages(batch: pa.RecordBatch, fates: npt.NDArray[np.uint8]) -> pa.RecordB
 
 
 def _lost_rows(
-    messages: Messages, rows: npt.NDArray[Any], group: int, reasons: Sequence[str | None]
+    messages: Messages,
+    outcomes: Outcomes,
+    rows: npt.NDArray[np.int64],
+    number: int,
+    group: GroupRecord,
 ) -> pa.RecordBatch:
     topic, broker, queue_id = messages.queue
     size, chosen = len(rows), pa.array(rows)
     stored = pa.array(messages.stored[rows]).cast(pa.timestamp("ms", "UTC"))
+    some, kinds = alike(messages, outcomes, group.of_queue(messages.queue), rows)
+    reasons = pa.array([_reason(messages, int(row), group) for row in some], pa.string())
     columns = {
         "topic": pa.repeat(topic, size),
         "broker": pa.repeat(pa.scalar(broker or None, pa.string()), size),
@@ -204,7 +196,7 @@ def _lost_rows(
         "store_timestamp": stored,
         "tags": messages.tags.take(chosen),
         "message_id": messages.message_ids.take(chosen),
-        "group": pa.repeat(pa.scalar(group, pa.int32()), size),
-        "reason": pa.array(reasons, pa.string()),
+        "group": pa.repeat(pa.scalar(number, pa.int32()), size),
+        "reason": reasons.take(pa.array(kinds)),
     }
     return _rows(size, LOST, columns)

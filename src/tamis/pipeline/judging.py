@@ -25,7 +25,18 @@ from ..filter import Outcome, parse
 from ..filter.engines.columnar import BatchFilter, compile_batch
 from ..filter.tags import TagFilter, parse_tags
 
-__all__ = ["FATES", "Fates", "GroupOfQueue", "GroupRecord", "Judge", "Messages", "Retries"]
+__all__ = [
+    "FATES",
+    "Fates",
+    "GroupOfQueue",
+    "GroupRecord",
+    "Judge",
+    "Messages",
+    "Outcomes",
+    "Retries",
+    "alike",
+    "queue_parts",
+]
 
 FATES: Final = tuple(Fate)  # a fate's number is its place in this
 Fates = npt.NDArray[np.uint8]
@@ -126,7 +137,7 @@ class Messages:
         return len(self.offsets)
 
 
-class _Outcomes:
+class Outcomes:
     """What filters say of the messages, each evaluated once."""
 
     def __init__(self, messages: Messages) -> None:
@@ -210,9 +221,10 @@ class Judge:
     def __init__(self, groups: Sequence[GroupRecord]) -> None:
         self.groups = tuple(groups)
 
-    def judge(self, messages: Messages) -> list[Fates]:
-        """Return the fates for each group, by number."""
-        outcomes = _Outcomes(messages)
+    def judge(self, messages: Messages, outcomes: "Outcomes | None" = None) -> list[Fates]:
+        """Return the fates for each group, by number. `outcomes`: of these messages, to be used
+        again afterwards."""
+        outcomes = outcomes or Outcomes(messages)
         fates = []
         for group in self.groups:
             made = _judge(messages, outcomes, group.of_queue(messages.queue))
@@ -222,7 +234,7 @@ class Judge:
         return fates
 
 
-def _judge(messages: Messages, outcomes: _Outcomes, group: GroupOfQueue) -> Fates:
+def _judge(messages: Messages, outcomes: Outcomes, group: GroupOfQueue) -> Fates:
     """All questions but the first. They are asked from the last to the first, so that what counts
     more is written over what counts less."""
     facts, offsets = group.facts, messages.offsets
@@ -247,7 +259,7 @@ def _judge(messages: Messages, outcomes: _Outcomes, group: GroupOfQueue) -> Fate
 class _Looks:
     """What the readings of a queue come to, message by message."""
 
-    def __init__(self, messages: Messages, outcomes: _Outcomes, group: GroupOfQueue) -> None:
+    def __init__(self, messages: Messages, outcomes: Outcomes, group: GroupOfQueue) -> None:
         size, offsets = len(messages), messages.offsets
         self.looked_at = np.zeros(size, np.bool_)
         self.delivered = np.zeros(size, np.bool_)  # to a member that keeps it
@@ -288,7 +300,7 @@ class _Looks:
 
 
 def _decide_moves(
-    fates: Fates, messages: Messages, outcomes: _Outcomes, group: GroupOfQueue, looks: _Looks
+    fates: Fates, messages: Messages, outcomes: Outcomes, group: GroupOfQueue, looks: _Looks
 ) -> None:
     """Where nothing was acknowledged: progress was moved past it, or began behind it."""
     facts, offsets = group.facts, messages.offsets
@@ -329,7 +341,7 @@ def _is_known(messages: Messages, group: GroupOfQueue) -> Mask:
 
 
 def _decide_waiting(
-    fates: Fates, offsets: Numbers, outcomes: _Outcomes, facts: GroupFacts, first: int
+    fates: Fates, offsets: Numbers, outcomes: Outcomes, facts: GroupFacts, first: int
 ) -> None:
     """Messages from `first` on, which progress has not passed."""
     if first >= len(offsets):
@@ -365,18 +377,40 @@ def _mark_retried(fates: Fates, messages: Messages, group: GroupRecord) -> None:
             fates[row] = _NUMBER[Fate.CONSUMED]
 
 
+def alike(
+    messages: Messages, outcomes: Outcomes, group: GroupOfQueue, rows: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Return one row of each kind among `rows`, and the kind of each of them. Two messages are of a
+    kind if the same spans and moves cover them and each filter of the group says the same of them,
+    which is all that the reason of a loss depends on."""
+    spans, moves = group.spans, group.facts.moves
+    edges = {edge for span in spans for edge in (span.start, span.end, span.acked)}
+    edges |= {edge for move in moves for edge in (move.before or 0, move.after)}
+    kinds = np.searchsorted(np.array(sorted(edges), np.int64), messages.offsets[rows], "right")
+    filters = {by for span in spans for by in (span.filter, span.own) if by is not None}
+    filters |= {by for view in group.views.values() for by in view.filters}
+    filters |= {move.filter for move in moves if move.filter is not None}
+    for by in filters:
+        said = outcomes.at_server(by)[rows].astype(np.int64) * 2 + outcomes.at_client(by)[rows]
+        kinds = np.unique(kinds * 512 + said, return_inverse=True)[1]
+    _, first, kinds = np.unique(kinds, return_index=True, return_inverse=True)
+    return rows[first], kinds
+
+
 def queue_parts(batch: pa.RecordBatch) -> "list[tuple[npt.NDArray[np.int64], Messages]]":
     """Return the messages of each queue in a batch of a source's rows, with their rows' numbers."""
     topics = pc.dictionary_encode(batch.column("topic"))
     brokers = pc.dictionary_encode(pc.fill_null(batch.column("broker"), ""))
     queue_ids = batch.column("queue_id").to_numpy()
     offsets = batch.column("offset").to_numpy()
-    names = np.stack([topics.indices.to_numpy(), brokers.indices.to_numpy(), queue_ids])
-    distinct, number_of = np.unique(names, axis=1, return_inverse=True)
-    number_of = number_of.reshape(-1)
+    width = int(queue_ids.max()) + 1  # queues are numbered from 0, and few
+    numbers = topics.indices.to_numpy().astype(np.int64) * len(brokers.dictionary)
+    numbers = (numbers + brokers.indices.to_numpy()) * width + queue_ids
     parts = []
-    for number, (topic, broker, queue_id) in enumerate(distinct.T):
-        rows = np.flatnonzero(number_of == number)
+    for number in np.flatnonzero(np.bincount(numbers)):
+        place, queue_id = divmod(int(number), width)
+        topic, broker = divmod(place, len(brokers.dictionary))
+        rows = np.flatnonzero(numbers == number)
         if np.any(np.diff(offsets[rows]) < 0):
             rows = rows[np.argsort(offsets[rows], kind="stable")]
         is_whole = len(rows) == len(offsets) and (len(rows) < 2 or np.all(np.diff(rows) > 0))
