@@ -22,10 +22,10 @@ from ..fate import Fate
 from ..spark.groups import BrokerGroups, ask_brokers, read_store
 from ..spark.options import Options
 from ..spark.origins import open_origin
-from . import archive, audit_report, fates, outputs, records, retries, sources
+from . import audit_report, fates, outputs, records, retries, sources
 from .audit_config import Audit
 from .checkpoint import Checkpoint
-from .config import Config, Source
+from .config import Config, Source, millis_of
 from .judging import FATES, GroupRecord
 from .runner import JobFailed, Report, Stop, one_line, watched
 from .summary import Summary, columns_of
@@ -189,9 +189,10 @@ class _Job:
         summary.started = datetime.now(UTC).isoformat(timespec="seconds")
         began = time.perf_counter()
         groups = self._records()
-        judged = self._judged(groups).persist()
+        judged, messages = self._judged(groups)
+        judged.persist()
         try:
-            with watched(self._spark, report):
+            with watched(self._spark, report, messages):
                 over_time = _over_time(judged)
             self._add_totals(over_time)
             lost = _lost(judged, self._groups)
@@ -224,15 +225,15 @@ class _Job:
         self.summary.notes += notes
         return records.records_of(self._brokers, self._bounds, self._groups, found)
 
-    def _judged(self, groups: Sequence[GroupRecord]) -> DataFrame:
+    def _judged(self, groups: Sequence[GroupRecord]) -> tuple[DataFrame, int]:
+        """Return rows of `fates.SCHEMA`, and how many messages are read for them."""
         source = self._config.source
-        rows = sources.open_source(self._spark, source, streaming=False, columns=fates.READ)
-        if source.start != "earliest":  # queues are searched by time, which clocks set back
-            rows = rows.where(F.col("store_timestamp") >= archive.moment(source.start))
-        if source.end != "latest":
-            rows = rows.where(F.col("store_timestamp") < archive.moment(source.end))
-        work = fates.judged_by(groups, is_table=self._audit.table is not None)
-        return rows.mapInArrow(work, fates.SCHEMA)
+        # Queues are searched by time, which clocks set back: workers look again.
+        after = None if source.start == "earliest" else millis_of(source.start)
+        before = None if source.end == "latest" else millis_of(source.end)
+        is_table = self._audit.table is not None
+        work = fates.judged_by(groups, is_table=is_table, after=after, before=before)
+        return sources.map_source(self._spark, source, fates.READ, work, fates.SCHEMA)
 
     def _add_totals(self, over_time: "OverTime") -> None:
         summary = self.summary
@@ -257,6 +258,7 @@ class OverTime:
 
 
 def _over_time(judged: DataFrame) -> OverTime:
+    # In one partition, for there are few: else they would be spread over as many as a shuffle has.
     counts = judged.where(F.col("kind") == fates.COUNT)
     [ends] = counts.agg(F.min("at"), F.max(F.col("at") + F.col("width") - 1)).collect()
     first, last = ends
@@ -264,7 +266,8 @@ def _over_time(judged: DataFrame) -> OverTime:
         return OverTime(1000, {})
     width = fates.width_of(first, last)
     stretch = (F.floor(F.col("at") / F.lit(width)) * F.lit(width)).alias("stretch")
-    rows = counts.groupBy("group", "fate", stretch).agg(F.sum("count").alias("count")).collect()
+    grouped = counts.coalesce(1).groupBy("group", "fate", stretch)
+    rows = grouped.agg(F.sum("count").alias("count")).collect()
     return OverTime(
         width, {(row["group"], FATES[row["fate"]], row["stretch"]): row["count"] for row in rows}
     )

@@ -7,7 +7,7 @@ Three kinds of rows come of a batch of messages, told apart by `kind`:
     MESSAGE  a message and its fates, one for each group, in their order
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from ..fate import Fate, MessageFacts, judge
-from .judging import FATES, GroupRecord, Judge, Messages, Outcomes, alike, queue_parts
+from .judging import FATES, Batches, GroupRecord, Judge, Messages, Outcomes, alike, queue_parts
 
 __all__ = ["COUNT", "LOST", "MESSAGE", "READ", "SCHEMA", "judged_by", "width_of"]
 
@@ -56,10 +56,13 @@ class _Worker:
 
     groups: tuple[GroupRecord, ...]
     is_table: bool
+    after: int | None
+    before: int | None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Batches) -> Batches:
         judges = Judge(self.groups)
-        for batch in batches:
+        for whole in batches:
+            batch = _in_time(whole, self.after, self.before)
             if not len(batch):
                 continue
             fates = np.empty((len(batch), len(self.groups)), np.uint8)
@@ -76,16 +79,39 @@ class _Worker:
 
 
 def judged_by(
-    groups: Sequence[GroupRecord], *, is_table: bool
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow`, from rows of `READ` to rows of `SCHEMA`. Fates of every
-    message are among them if `is_table`."""
-    work = _Worker(tuple(groups), is_table)
+    groups: Sequence[GroupRecord],
+    *,
+    is_table: bool,
+    after: int | None = None,
+    before: int | None = None,
+) -> Callable[[Batches], Batches]:
+    """Return a function for workers, from rows of `READ` to rows of `SCHEMA`. The fates of every
+    message are among them if `is_table`. Messages stored from `after` on and before `before`, which
+    are milliseconds, are judged."""
+    work = _Worker(tuple(groups), is_table, after, before)
 
-    def judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def judge_batches(batches: Batches) -> Batches:
         return work(batches)
 
     return judge_batches
+
+
+def _in_time(batch: pa.RecordBatch, after: int | None, before: int | None) -> pa.RecordBatch:
+    if after is None and before is None:
+        return batch
+    stored = _millis(batch)
+    wanted = np.ones(len(batch), np.bool_)
+    if after is not None:
+        wanted &= stored >= after
+    if before is not None:
+        wanted &= stored < before
+    return batch if wanted.all() else batch.filter(pa.array(wanted))
+
+
+def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    stored = batch.column("store_timestamp").cast(pa.timestamp("ms"), safe=False)
+    millis: npt.NDArray[np.int64] = stored.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return millis
 
 
 def _reason(messages: Messages, row: int, group: GroupRecord) -> str | None:
@@ -144,8 +170,7 @@ _ARROW: Final = pa.schema(
 
 
 def _counts(batch: pa.RecordBatch, fates: npt.NDArray[np.uint8]) -> pa.RecordBatch:
-    stored = batch.column("store_timestamp").cast(pa.timestamp("ms"), safe=False)
-    stored = stored.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    stored = _millis(batch)
     first = int(stored.min())
     width = width_of(first, int(stored.max()))
     start = first - first % width

@@ -8,7 +8,7 @@ that were sent back, which are few.
 `tests/pipeline/test_judging.py` holds this to `fate.judge`, question by question.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -27,6 +27,7 @@ from ..filter.tags import TagFilter, parse_tags
 
 __all__ = [
     "FATES",
+    "Batches",
     "Fates",
     "GroupOfQueue",
     "GroupRecord",
@@ -43,6 +44,7 @@ Fates = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 QueueName = tuple[str, str, int]  # topic, broker, queue
+Batches = Iterator[pa.RecordBatch]
 
 _NUMBER: Final = {fate: np.uint8(number) for number, fate in enumerate(FATES)}
 _UNKNOWN_OUTCOME: Final = np.uint8(255)  # of code that was not run

@@ -180,9 +180,12 @@ def drive(
 
 
 @contextlib.contextmanager
-def watched(spark: SparkSession, report: Report | None) -> Iterator[None]:
+def watched(
+    spark: SparkSession, report: Report | None, messages: int | None = None
+) -> Iterator[None]:
     """Tells the report what Spark's tasks say they have read, while they run: each when it ends,
-    and all of them with the heartbeats of their executors."""
+    and all of them with the heartbeats of their executors. Of tasks that can't say it, how many are
+    done is told, as a share of `messages`."""
     if report is None or is_remote():
         yield
         return
@@ -194,9 +197,16 @@ def watched(spark: SparkSession, report: Report | None) -> Iterator[None]:
         with contextlib.suppress(Py4JError):  # Java is gone: whoever waits for it says so
             while not is_over.wait(_LOOK_AT_TASKS):
                 stages = store.activeStages()
-                read = [stages.apply(number).inputRecords() for number in range(stages.size())]
+                active = [stages.apply(number) for number in range(stages.size())]
+                if messages is None:
+                    read = [stage.inputRecords() for stage in active]
+                else:
+                    read = [
+                        messages * stage.numCompleteTasks() // max(stage.numTasks(), 1)
+                        for stage in active
+                    ]
                 most = max(most, *read, 0)
-                report.update(most)
+                report.update(most, None if messages is None else messages - most)
 
     report.begin()
     looking = threading.Thread(target=look, daemon=True)
