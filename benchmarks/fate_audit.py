@@ -2,10 +2,10 @@
 
 5 million messages of 170 bytes in 4 queues of a store, read by 20 groups: half of them filter by
 tags, half by SQL92; two have members that disagree and lose one message in 200, four were reset
-once, and queues have changed hands several times. The scan reads the columns that an audit reads, into Spark's sink `noop`. Both run on
-all cores, and take turns; the best of three rounds counts. The audit is measured from asking for
-what is known to the summary: totals and the list of lost messages; then with the table of fates
-too, which has a row for each message and group, 100 million of them.
+once, and queues have changed hands several times. The scan reads the columns that an audit reads,
+into Spark's sink `noop`. Both run on all cores, and take turns; the best of three rounds counts.
+The audit is measured from start to summary: totals and the list of lost messages; then with the
+table of fates too, which has a row for each message and group, 100 million of them.
 """
 
 import time

@@ -1,11 +1,12 @@
 """The job audit on a group whose members disagree, and the replay of what it lost."""
 
+import asyncio
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,22 @@ from sparkling import create_topic, send_all
 
 from tamis.cli.main import tamis
 from tamis.client import blocking
-from tamis.client.config import ConsumerConfig
+from tamis.client.cluster import masters
+from tamis.client.config import ClientConfig, ConsumerConfig
 from tamis.client.received import ReceivedMessage
+from tamis.client.session import Session
 from tamis.errors import ConfigError
 from tamis.message import Message
 from tamis.pipeline import audit, load, replay
 from tamis.pipeline.config import Config
 from tamis.pipeline.runner import Report, Stop
 from tamis.testing import LocalCluster
+from tamis.wire.headers import ExplainMessage
 
 PATIENCE = 60.0  # seconds
 TOPIC, GROUP, OTHER = "audited", "payments", "everything"
+RETRYING, FAILING = "retrying", "failing"  # each fails on a message
+GROUPS = (OTHER, FAILING, GROUP, RETRYING)
 COUNT = 60
 CONSUMER = ConsumerConfig(start="first", commit_interval=0.2, rebalance_interval=1.0)
 AUDIT = """
@@ -58,10 +64,15 @@ class Scenario:
     cluster: LocalCluster
     members: ExitStack = field(default_factory=ExitStack)
     received: Counter[str] = field(default_factory=Counter)  # bodies, of the group that disagrees
-    wanted_by_other: int = 0
 
-    def join(self, group: str, handler: Callable[[ReceivedMessage], object], **by: str) -> None:
-        consumer = blocking.PushConsumer(self.cluster.nameserver, group, handler, config=CONSUMER)
+    def join(
+        self,
+        group: str,
+        handler: Callable[[ReceivedMessage], object],
+        config: ConsumerConfig = CONSUMER,
+        **by: str,
+    ) -> None:
+        consumer = blocking.PushConsumer(self.cluster.nameserver, group, handler, config=config)
         consumer.subscribe(TOPIC, **by)
         self.members.enter_context(consumer)
 
@@ -72,6 +83,11 @@ class Scenario:
     def lag(self, group: str) -> int:
         with blocking.Admin(self.cluster.nameserver) as admin:
             return sum(one.end - one.committed for one in admin.offsets(group, TOPIC))
+
+
+def refuse_one(message: ReceivedMessage) -> None:
+    if message.body == b"body 7":
+        raise ValueError("no")
 
 
 def eventually(holds: Callable[[], object], state: Callable[[], object] = lambda: "") -> None:
@@ -89,6 +105,8 @@ def scenario(local_cluster: LocalCluster) -> Iterator[Scenario]:
         for tag in "AB":
             made.join(GROUP, made.receive, tags=tag)
         made.join(OTHER, lambda message: None, sql="n > 5")
+        made.join(RETRYING, refuse_one)
+        made.join(FAILING, refuse_one, replace(CONSUMER, max_reconsume_times=0))
         with blocking.Admin(local_cluster.nameserver) as admin:
             eventually(lambda: len(admin.group(GROUP).members) == 2)
         sent = [
@@ -97,7 +115,7 @@ def scenario(local_cluster: LocalCluster) -> Iterator[Scenario]:
         ]
         sent.append(Message(TOPIC, f"body {COUNT - 1}", tags="A", properties={"n": "many"}))
         send_all(local_cluster, sent)
-        eventually(lambda: made.lag(GROUP) + made.lag(OTHER) == 0)
+        eventually(lambda: sum(map(made.lag, GROUPS)) == 0, lambda: list(map(made.lag, GROUPS)))
         yield made
 
 
@@ -132,6 +150,27 @@ def lost_bodies(spark: SparkSession, config: Config, path: Path) -> set[str]:
     return {bytes(row.body).decode() for row in found.collect()}
 
 
+def explained(cluster: LocalCluster, places: list[tuple[int, int]]) -> dict[tuple, str]:
+    """What the broker itself says, by queue, offset and group."""
+
+    async def ask() -> dict[tuple, str]:
+        session = Session("test", cluster.nameserver, ClientConfig())
+        await session.start()
+        told = {}
+        try:
+            [address] = (await masters(session)).values()
+            for queue_id, offset in set(places):
+                header = ExplainMessage(topic=TOPIC, queue_id=queue_id, offset=offset)
+                answer = await session.ask(address, header)
+                for one in json.loads(answer.body)["groups"]:
+                    told[queue_id, offset, one["group"]] = one["fate"]
+        finally:
+            await session.close()
+        return told
+
+    return asyncio.run(ask())
+
+
 def test_what_a_group_lost_is_listed_message_by_message(
     spark: SparkSession, scenario: Scenario, files: Callable[..., Config], tmp_path: Path
 ) -> None:
@@ -142,6 +181,8 @@ def test_what_a_group_lost_is_listed_message_by_message(
     summary = audit.run(spark, config)
     lost = {f"body {n}" for n in range(COUNT)} - set(scenario.received)
     fates = {one.group: one.fates for one in summary.groups}
+    assert fates[RETRYING] == {"CONSUMED": COUNT - 1, "RETRYING": 1}
+    assert fates[FAILING] == {"CONSUMED": COUNT - 1, "DEAD_LETTERED": 1}
     assert fates[OTHER] == {"CONSUMED": COUNT - 7, "FILTERED": 6, "FILTER_FAILED": 1}
     assert fates[GROUP] == {"CONSUMED": COUNT - len(lost), "LOST_TO_INCONSISTENCY": len(lost)}
     assert summary.lost == len(lost) > 0
@@ -149,7 +190,7 @@ def test_what_a_group_lost_is_listed_message_by_message(
 
     table = spark.read.parquet(str(tmp_path / "out/fates"))
     assert table.columns == list(audit.TABLE)
-    assert table.count() == 2 * COUNT
+    assert table.count() == 4 * COUNT
     counted = {
         (row.group, row.fate): row["count"]
         for row in table.groupBy("group", "fate").count().collect()
@@ -159,14 +200,17 @@ def test_what_a_group_lost_is_listed_message_by_message(
     assert row.reason.startswith("It was wanted (")
     assert row.group == GROUP
 
+    told = explained(scenario.cluster, [(row.queue_id, row.offset) for row in table.collect()])
+    assert {(row.queue_id, row.offset, row.group): row.fate for row in table.collect()} == told
+
     page = (tmp_path / "audit.html").read_text()
     assert f"{len(lost)} messages were lost to payments" in page
     assert "joined with tags &#x27;A&#x27;" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 4
 
     again = audit.run(spark, config)  # takes the place of the first
     assert again.lost == len(lost)
-    assert spark.read.parquet(str(tmp_path / "out/fates")).count() == 2 * COUNT
+    assert spark.read.parquet(str(tmp_path / "out/fates")).count() == 4 * COUNT
 
 
 def test_the_files_of_a_store_tell_the_same(
@@ -216,7 +260,7 @@ def test_what_was_lost_is_sent_once_to_the_group_that_missed_it(
     assert set(scenario.received.values()) == {1}
 
     def fates() -> dict[str, int]:
-        return audit.run(spark, files(AUDIT)).groups[1].fates
+        return audit.run(spark, files(AUDIT)).groups[2].fates
 
     eventually(lambda: fates() == {"CONSUMED": COUNT}, fates)
     scenario.members.close()
@@ -259,7 +303,7 @@ def test_the_command_prints_totals_and_json(
     assert done.exit_code == 0, done.output
     assert "LOST_TO_INCONSISTENCY" in done.stderr or "CONSUMED" in done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert {one["group"] for one in told["groups"]} == {GROUP, OTHER}
+    assert {one["group"] for one in told["groups"]} == {*GROUPS}
     assert (
         CliRunner().invoke(tamis, ["pipeline", "run", str(config.file), "--continuous"]).exit_code
         == 2
