@@ -13,7 +13,7 @@ SRC = Path(tamis.__file__).parent
 
 ALL_BUT_CLI = {
     *("errors", "message", "wire", "filter", "store", "net", "nameserver", "broker", "client"),
-    *("code", "fate", "sandbox", "filterserver", "spark", "pipeline", "testing"),
+    *("code", "fate", "sandbox", "filterserver", "spark", "pipeline", "testing", "doctor"),
 }
 MAY_IMPORT = {
     "errors": set(),
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "broker": {"errors", "message", "wire", "filter", "fate", "store", "net"},
     "code": {"errors", "message", "wire", "filter"},
     "client": {"errors", "message", "wire", "net", "filter", "fate", "code"},
+    "doctor": {"errors", "message", "wire", "filter", "fate", "net", "client"},
     "sandbox": {"errors", "filter", "code"},  # of filter, what an outcome is
     "filterserver": {
         *("errors", "message", "wire", "net", "client", "filter", "code", "sandbox"),
@@ -45,6 +46,7 @@ MAY_IMPORT = {
 COLUMNAR = (
     "filter/engines/columnar",
     "filter/engines/many",
+    "filter/engines/shared",
     "filter/engines/_",
     "filter/engines/memory",
 )
@@ -140,7 +142,7 @@ def test_a_light_command_loads_no_heavy_library(arguments: list[str]) -> None:
 
 def test_the_client_loads_no_heavy_library_before_it_is_asked_for_batches() -> None:
     program = (
-        "import sys, tamis.client, tamis.client.blocking, tamis.client.compat\n"
+        "import sys, tamis.client, tamis.client.blocking, tamis.client.compat, tamis.doctor\n"
         f"print([m for m in {list(HEAVY)!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,32 +1,23 @@
 """Metrics: what a scrape says of a broker that works, and the exact lag of filtered groups."""
 
 import asyncio
-import random
 import re
 import threading
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tamis.broker.latency import Latency
-from tamis.broker.metrics import MatchingLag
-from tamis.filter import parse
-from tamis.filter.engines.columnar import BatchFilter
-from tamis.filter.tags import TagFilter, parse_tags
+from tamis.filter.tags import parse_tags
 from tamis.net.aio import Peer, connect
-from tamis.store.config import StoreConfig
-from tamis.store.select import SqlFilter
-from tamis.store.store import Store
 from tamis.testing import LocalBroker
 from tamis.wire import beans
 from tamis.wire.bodies import ConsumerData, Heartbeat, Subscription
 from tamis.wire.codes import PullFlag, RequestCode, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.headers import Header, PullMessage, SendMessage, UpdateConsumerOffset
-from tamis.wire.record import Draft
 
 PATIENCE = 20.0  # seconds
 Labels = tuple[str, ...]
@@ -131,6 +122,13 @@ def test_a_scrape_tells_what_went_in_and_out_and_what_filters_said() -> None:
         assert seen["tamis_connections"] == {(): 1}
         assert seen["tamis_group_lag"] == {("tags", "T"): 15, ("sql", "T"): 20}
         assert seen["tamis_group_matching_lag"] == {("tags", "T"): 7, ("sql", "T"): 5}
+        ages = seen["tamis_group_next_match_age_seconds"]
+        assert set(ages) == {("tags", "T"), ("sql", "T")}
+        assert all(0 < age < PATIENCE for age in ages.values()), ages
+        await commit(peer, "sql", 20)
+        seen = await asyncio.to_thread(scrape, broker.metrics)
+        assert seen["tamis_group_next_match_age_seconds"]["sql", "T"] == 0
+        await commit(peer, "sql", 0)
         assert seen["tamis_undispatched_bytes"] == {(): 0}
         await send(peer, 21, "a")
         assert (await waiting).code == ResponseCode.SUCCESS
@@ -143,7 +141,7 @@ def test_a_scrape_tells_what_went_in_and_out_and_what_filters_said() -> None:
         asyncio.run(work(broker))
 
 
-def test_a_group_that_is_gone_has_its_sql_and_else_the_whole_lag() -> None:
+def test_a_group_that_is_gone_has_its_last_filter() -> None:
     async def work(broker: LocalBroker) -> None:
         peer = await connect(broker.broker)
         await subscribe(peer, "tags", "a", "TAG")
@@ -159,7 +157,7 @@ def test_a_group_that_is_gone_has_its_sql_and_else_the_whole_lag() -> None:
                 await asyncio.sleep(0.005)
         seen = await asyncio.to_thread(scrape, broker.metrics)
         assert seen["tamis_group_lag"] == {("tags", "T"): 6, ("sql", "T"): 6}
-        assert seen["tamis_group_matching_lag"] == {("tags", "T"): 6, ("sql", "T"): 3}
+        assert seen["tamis_group_matching_lag"] == {("tags", "T"): 3, ("sql", "T"): 3}
 
     with LocalBroker(metrics_port=0) as broker:
         asyncio.run(work(broker))
@@ -192,101 +190,6 @@ def test_the_document_has_every_metric() -> None:
 def test_metrics_are_off_unless_asked_for() -> None:
     with LocalBroker() as broker:
         assert broker.metrics == ""
-
-
-# The exact lag.
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    config = StoreConfig(
-        flush="async",
-        log_file_size=2**16,
-        queue_file_size=2000,
-        index_slots=64,
-        index_entries=256,
-        keep_hours=0.0,
-    )
-    with Store(tmp_path, config) as store:
-        yield store
-
-
-def grow(store: Store, count: int, rng: random.Random) -> None:
-    def properties() -> bytes:
-        return f"TAGS\x01{rng.choice('abc')}\x02n\x01{rng.randrange(100)}".encode()
-
-    store.append([Draft(topic="T", body=b"x" * 50, properties=properties()) for _ in range(count)])
-    store.dispatch()
-
-
-FILTERS: list[TagFilter | SqlFilter] = [
-    parse_tags("a"),
-    parse_tags("b || c"),
-    SqlFilter(BatchFilter(parse("n < 30"))),
-    SqlFilter(BatchFilter(parse("n > 50 AND TAGS = 'a'"))),
-]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_lag_is_that_of_a_full_count(seed: int, store: Store) -> None:
-    """Whatever happens between scrapes: messages, commits forth and back, other filters, files
-    that are removed."""
-    rng = random.Random(seed)
-    lag = MatchingLag(store)
-    number = offset = 0
-    for turn in range(60):
-        grow(store, rng.randrange(40), rng)
-        queue = store.queue("T", 0)
-        end = queue.max_offset
-        step = rng.random()
-        if step < 0.6:
-            offset = min(offset + rng.randrange(60), end)
-        elif step < 0.7:
-            offset = rng.randrange(end + 1)
-        elif step < 0.8:
-            number = rng.randrange(len(FILTERS))
-        if turn in (25, 45):
-            store.clean()
-        found = lag.of("g", ("T", 0), offset, end, number, FILTERS[number])
-        assert found == store.count("T", 0, offset, FILTERS[number])
-    assert queue.min_offset > 0, "no file was removed: the test shows less than it should"
-
-
-def test_what_was_counted_is_not_looked_at_again(store: Store) -> None:
-    rng = random.Random(1)
-    grow(store, 1000, rng)
-    lag = MatchingLag(store)
-    lag.of("g", ("T", 0), 0, 1000, 0, FILTERS[0])
-    assert lag.looked_at == 1000
-    lag.of("g", ("T", 0), 0, 1000, 0, FILTERS[0])
-    assert lag.looked_at == 1000
-    grow(store, 10, rng)
-    lag.of("g", ("T", 0), 30, 1010, 0, FILTERS[0])
-    assert lag.looked_at == 1040, "10 that came and 30 that were consumed"
-    lag.of("g", ("T", 0), 1005, 1010, 0, FILTERS[0])
-    assert lag.looked_at == 1045, "the 5 that are left"
-    lag.of("g", ("T", 0), 1005, 1010, 1, FILTERS[1])
-    assert lag.looked_at == 1050, "by another filter"
-
-
-def test_a_group_without_a_filter_needs_no_count(store: Store) -> None:
-    grow(store, 50, random.Random(1))
-    lag = MatchingLag(store)
-    assert lag.of("g", ("T", 0), 20, 50, None, None) == 30
-    assert lag.of("g", ("Other", 0), 0, 0, None, None) == 0
-    assert lag.looked_at == 0
-
-
-def test_groups_that_are_gone_are_forgotten(store: Store) -> None:
-    grow(store, 50, random.Random(1))
-    lag = MatchingLag(store)
-    lag.of("g", ("T", 0), 0, 50, 0, FILTERS[0])
-    lag.keep([("T", "g")])
-    lag.of("g", ("T", 0), 0, 50, 0, FILTERS[0])
-    assert lag.looked_at == 50
-    lag.keep([("T", "other")])
-    lag.of("g", ("T", 0), 0, 50, 0, FILTERS[0])
-    assert lag.looked_at == 100
 
 
 def test_latencies_are_counted_by_bounds() -> None:

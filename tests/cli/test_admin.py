@@ -267,11 +267,14 @@ def test_offsets_are_shown_in_a_table_and_as_json(cluster: LocalCluster, tamis: 
         "committed",
         "end",
         "lag",
+        "matching",
+        "next",
+        "matching",
         "last",
         "consumed",
     ]
-    assert row.split()[:6] == [topic, "broker-a", "0", "3", "3", "0"]
-    assert total == "lag in all: 0"
+    assert row.split()[:8] == [topic, "broker-a", "0", "3", "3", "0", "0", "-"]
+    assert total == "lag in all: 0, matching 0"
     [found] = tamis("offsets", "show", group, "--topic", topic, "--json").rows
     assert found.pop("last_consumed") > 0
     assert found == {
@@ -282,6 +285,12 @@ def test_offsets_are_shown_in_a_table_and_as_json(cluster: LocalCluster, tamis: 
         "committed": 3,
         "end": 3,
         "lag": 0,
+        "matching_lag": 0,
+        "is_complete": True,
+        "next_match_offset": None,
+        "next_match_stored": None,
+        "next_match_age": None,
+        "reason": None,
     }
     assert {row["topic"] for row in tamis("offsets", "show", group, "--json").rows} >= {topic}
 

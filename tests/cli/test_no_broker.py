@@ -15,6 +15,8 @@ COMMANDS = [
     ("consume", "Orders"),
     ("consume", "Orders", "--group", "g"),
     ("topics", "show", "Orders"),
+    ("doctor",),
+    ("doctor", "--json"),
 ]
 
 

@@ -193,6 +193,11 @@ class JavaClient:
         )
         return client
 
+    def subscribe(self, client: str, topic: str, filter: Filter) -> None:
+        """Subscribes a push consumer that runs, again or anew. Its subscription gets a new version,
+        which a heartbeat has told the broker when this returns."""
+        self._do("subscribe", client=client, topic=topic, **filter)
+
     def received(self, client: str, count: int = 0, seconds: float = PATIENCE) -> list[Row]:
         """All that a push consumer's listener was given, once it is `count` or time is up."""
         rows: list[Row] = self._do("received", client=client, count=count, seconds=seconds)

@@ -35,11 +35,10 @@ GROUPS = (OTHER, FAILING, GROUP, RETRYING)
 COUNT = 60
 CONSUMER = ConsumerConfig(start="first", commit_interval=0.2, rebalance_interval=1.0)
 AUDIT = """
+job = "audit"
 [source]
 {source}
 topic = "audited"
-[run]
-job = "audit"
 [audit]
 table = {{ format = "parquet", path = "out/fates" }}
 lost = {{ format = "{format}", path = "out/lost" }}

@@ -113,6 +113,7 @@ WRONG = {
     SOURCE: "has no [[subscription]]: nothing would be routed",
     f'{SOURCE}[run]\njob = "rout"\n{PAID}': "[run] job = 'rout': it takes one of route, archive, "
     "replay, audit; did you mean route?",
+    f'job = "route"\n{SOURCE}[run]\njob = "audit"': "job is said twice: leave out that of [run]",
     f'{AUDITED}report = "a.pdf"': "it is an HTML file, name it so",
     f'{AUDITED}table = {{ format = "csv", path = "a" }}': "[audit] table: format = 'csv': it takes "
     "one of parquet, json, orc",

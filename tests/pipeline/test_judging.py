@@ -21,7 +21,7 @@ from tamis.fate import (
     View,
     judge,
 )
-from tamis.fate.facts import EXPIRED
+from tamis.fate.facts import EXPIRED, RESET, UNSAVED
 from tamis.filter.tags import tags_code
 from tamis.pipeline.judging import FATES, GroupOfQueue, GroupRecord, Judge, Retries, queue_parts
 from tamis.wire import properties as property_block
@@ -82,9 +82,10 @@ def spans(draw: st.DrawFn) -> Span:
         filter=draw(filters),
         own=draw(st.none() | filters),
         view=draw(st.integers(0, 3)),
-        began=0,
+        began=draw(st.integers(0, 3)),
         acked=draw(offsets),
         is_open=draw(st.booleans()),
+        unless=draw(st.sampled_from(((), (), ())) | st.tuples(filters)),
     )
 
 
@@ -94,12 +95,12 @@ views = st.dictionaries(
 )
 moves = st.builds(
     Move,
-    time=st.just(0),
+    time=st.integers(0, 3),
     queue_id=st.just(0),
     before=numbers,
     after=offsets,
     by=st.just("an admin"),
-    why=st.sampled_from(("reset", "reset", EXPIRED)),
+    why=st.sampled_from((RESET, RESET, EXPIRED, UNSAVED)),
     filter=st.none() | filters,
 )
 lanes = st.builds(

@@ -38,12 +38,14 @@ from .handlers.send import Sender, born_host
 from .history import Recorder
 from .holds import Holds
 from .intake import Intake
+from .lag import Lags
 from .latency import Latency
 from .locks import Locks
 from .members import Consumers, Producers
 from .offsets import Offsets
 from .queueing import Queueing
 from .quotas import Quotas
+from .readers import Readers, last_filter
 from .registration import Registrar
 from .saving import Saver
 from .stats import Stats
@@ -148,9 +150,13 @@ class Broker:
         self.quotas = self.topics.quotas = self.groups.quotas = Quotas(self.settings, self._clock)
         self.consumers, self.producers = Consumers(), Producers()
         self.recorder = Recorder(folder, self.settings, self.consumers, self._first_offset, now)
+        self.lags = Lags(store)
+        self.readers = Readers(
+            self.settings, store, self.topics, self.consumers, self.offsets, self.filters
+        )
         self.notices = Notices(self.settings, self.groups, self.server.work)
         self._departed: asyncio.Queue[Peer] = asyncio.Queue()
-        self.stats, self.verdicts = Stats(config.cluster, now), Verdicts()
+        self.stats, self.verdicts = Stats(config.cluster, now), Verdicts(now)
         self.holds, self.locks = Holds(self._clock), Locks(self._clock)
         self.filter_servers = FilterServers(self._clock)
         self.filter_processes = FilterServerProcesses(
@@ -242,6 +248,9 @@ class Broker:
         self.consumers.on_change = self.notices.changed
         self.consumers.on_empty = self._group_left
         self.consumers.on_member = self.recorder.member_changed
+        self.readers.last_filter = lambda group, topic: last_filter(
+            self.recorder.history(group, topic)
+        )
         self.recorder.on_change = lambda: self.saver.soon("history")
         self.offsets.before_save = self._save_history
         self.filters.on_change = self._filters_changed

@@ -9,7 +9,19 @@ from ..net.longwork import Long
 from ..net.server import Answer, Handler, Request, Result, Route
 from ..wire import headers as h
 from ..wire.codes import RequestCode, ResponseCode
-from .handlers import clients, explain, groups, locks, monitor, queries, remote, topics, transaction
+from .handlers import (
+    clients,
+    explain,
+    groups,
+    lag,
+    locks,
+    monitor,
+    queries,
+    remote,
+    topics,
+    transaction,
+    verdicts,
+)
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -196,6 +208,9 @@ def routes(b: "Broker") -> Mapping[int, Route]:
             h.GetBrokerConsumeStats,
             current(partial(groups.all_consume_stats, progress, b.groups, lambda: b.address)),
         ),
+        code.GET_MATCHING_LAG: Route(
+            h.GetMatchingLag, current(partial(lag.matching_lag, b.readers, b.lags))
+        ),
         code.GET_ALL_CONSUMER_OFFSET: Route(None, partial(groups.all_offsets, b.offsets)),
         code.GET_ALL_DELAY_OFFSET: Route(
             None, partial(groups.delay_offsets, lambda: b.delays.offsets)
@@ -256,6 +271,9 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         ),
         code.UPDATE_BROKER_CONFIG: Route(None, partial(monitor.update_broker_config, b.settings)),
         code.VIEW_BROKER_STATS_DATA: Route(h.ViewStats, partial(monitor.broker_stats, b.stats)),
+        code.GET_FILTER_VERDICTS: Route(
+            h.OfAnyGroup, partial(verdicts.filter_verdicts, b.verdicts, b.filters, b.now)
+        ),
         code.RESUME_CHECK_HALF_MESSAGE: Route(
             h.OfMessage, partial(transaction.resume_check, b.transactions)
         ),

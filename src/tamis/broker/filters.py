@@ -210,6 +210,11 @@ class Filters:
     def fault(self, topic: str, group: str) -> str | None:
         return self._faults.get(group, {}).get(topic)
 
+    def faults(self) -> list[tuple[tuple[str, str], str]]:
+        """By group and topic, why a filter that was sent is not used."""
+        found = self._faults.items()
+        return [((group, topic), why) for group, some in found for topic, why in some.items()]
+
     def all(self) -> list[FilterData]:
         return [entry.data for entry in self._entries.values()]
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
-from ..fate.facts import EXPIRED, Move
+from ..fate.facts import EXPIRED, RESET, UNSAVED, Move
 from ..fate.filters import Filter
 from ..fate.history import Change, GroupHistory, History, Span, make_view
 from ..fate.loading import history_of
@@ -68,6 +68,7 @@ class _Topic:
     view: int = -1  # number of the one in force
     filters: Counter[Filter] = field(default_factory=Counter)
     readers: set[tuple[str, str, int, str]] = field(default_factory=set)  # keys of `_readers`
+    resets: dict[int, int] = field(default_factory=dict)  # by queue: spans before it are done with
 
 
 @dataclass(slots=True, eq=False)
@@ -79,12 +80,16 @@ class _Reader:
     source: object
     view: int
     topic: _Topic
+    behind: bool = True  # whether spans before this one may not be acknowledged
 
 
 class Filtered(Protocol):
-    """A pull: it is asked for its filter only if a new span begins."""
+    """A pull: it is asked for its filter only if a new span begins. What the filters of `unless`
+    want is not given to it, but to other lanes."""
 
     def filter(self) -> Filter: ...
+
+    def unless(self) -> tuple[Filter, ...]: ...
 
 
 class Recorder:
@@ -120,6 +125,8 @@ class Recorder:
         self._readers: dict[tuple[str, str, int, str], _Reader] = {}
         self._unclean: list[tuple[str, str]] = []  # to be looked through by `clean`
         loaded = load_history(self._file.path)
+        self._started = self._millis()
+        self._was_killed = loaded is not None and not loaded.is_clean
         self.since = self._millis() if loaded is None else loaded.since
         self.disagreements = 0  # times that members of a group came to differ
         if loaded is None:
@@ -138,6 +145,14 @@ class Recorder:
         history = topic.history
         for spans in history.queues.values():
             self._next_number = max(self._next_number, *(span.number + 1 for span in spans))
+        for move in history.moves:
+            if move.why == RESET:
+                numbers = [
+                    span.number
+                    for span in history.queues.get(move.queue_id, ())
+                    if span.began <= move.time
+                ]
+                topic.resets[move.queue_id] = max(numbers, default=-1) + 1
         topic.view = max(history.views, default=-1)
         if topic.view >= 0 and history.views[topic.view].filters:
             self._put_view(topic, {})
@@ -169,7 +184,7 @@ class Recorder:
             span.end = end
             self._moved[span] = None
         elif end > start and not _is_ignored(group, topic):
-            self._begin(group, topic, queue_id, peer, source, by.filter(), start, end, lane)
+            self._begin(group, topic, queue_id, peer, source, by, start, end, lane)
 
     def _begin(
         self,
@@ -178,16 +193,19 @@ class Recorder:
         queue_id: int,
         peer: Peer,
         source: object,
-        by: Filter,
+        pull: Filtered,
         start: int,
         end: int,
         lane: str,
     ) -> None:
+        by, unless = pull.filter(), pull.unless()
         known = self._topic(group, topic)
         member, own = self._member(group, topic, peer)
         spans = known.history.queues.get(queue_id, ())
         last = next((span for span in reversed(spans) if span.lane == lane), None)
-        is_same = last is not None and (last.member, last.filter, last.own) == (member, by, own)
+        if last is not None and last.number < known.resets.get(queue_id, 0):
+            last = None  # the group was reset since
+        is_same = last is not None and _kind_of(last) == (member, by, own, unless)
         if last is not None and is_same and last.is_open and last.end < start:
             # the member was answered so far before the broker was killed
             last.end, last.is_open = start, False
@@ -197,6 +215,7 @@ class Recorder:
             self._moved[last] = None
         else:
             span = Span(start, end, member, by, own, known.view, self._millis(), start, lane)
+            span.unless = unless
             self._add(known, queue_id, span)
         key = (group, topic, queue_id, lane)
         known.readers.add(key)
@@ -224,37 +243,66 @@ class Recorder:
         reader = self._readers.get((group, topic, queue_id, lane))
         if reader is not None and reader.peer is peer:
             span = reader.span
-            if span.acked <= after <= span.end:
+            is_reset = _is_reset(reader.topic, queue_id, after)
+            if not is_reset and not reader.behind and span.acked <= after <= span.end:
                 span.acked = after
                 self._moved[span] = None
                 return
-        if before == after or (before is None and after == 0) or _is_ignored(group, topic):
+        if (before is None and after == 0) or _is_ignored(group, topic):
             return
         member, own = self._member(group, topic, peer)
         known = self._topic(group, topic)
         if own is not None and own.kind == "CODE" and peer is not None:
             self._read_through_filter_server(known, queue_id, before or 0, after, member, own)
-        elif not self._acknowledge(known, queue_id, member, after, lane) and not (
-            known.history.moves and _is_done(known.history.moves[-1], queue_id, after)
-        ):
+            return
+        if _is_reset(known, queue_id, after):
+            return  # the members were told of it
+        read_to = self._acknowledge(known, queue_id, member, after, lane)
+        if reader is not None and reader.peer is peer:
+            reader.behind = any(
+                s.acked < s.end for s in self._tenure(known, queue_id, member, lane)[1:]
+            )
+        if before != after and (read_to is None or read_to < after or after < (before or 0)):
             who = member if peer is not None else "a tool"
-            self.moved(group, topic, queue_id, before, after, who, "an offset was set", lane)
+            why = "an offset was set"
+            if (
+                self._was_killed
+                and self._is_member(group, peer)
+                and (
+                    read_to is None
+                    or self._tenure(known, queue_id, member, lane)[0].began < self._started
+                )
+            ):
+                why = UNSAVED
+            self.moved(group, topic, queue_id, before, after, who, why, lane)
+
+    def _is_member(self, group: str, peer: Peer | None) -> bool:
+        known = self._consumers.groups.get(group)
+        return known is not None and peer in known.members
+
+    def _tenure(self, known: _Topic, queue_id: int, member: str, lane: str) -> list[Span]:
+        """Return the spans that a member read one after the other without a gap, the last first."""
+        tenure: list[Span] = []
+        for span in reversed(known.history.queues.get(queue_id, [])):
+            if span.lane != lane or span.member != member:
+                continue
+            if (tenure and span.end != tenure[-1].start) or span.number < known.resets.get(
+                queue_id, 0
+            ):
+                break
+            tenure.append(span)
+        return tenure
 
     def _acknowledge(
         self, known: _Topic, queue_id: int, member: str, after: int, lane: str
-    ) -> bool:
-        """Whether it is what a member that read the queue, now or a moment ago, has done."""
-        spans = known.history.queues.get(queue_id, [])
-        for span in spans[: -_LATE - 1 : -1]:
-            if span.lane != lane or span.member != member:
-                continue
-            if span.is_open and span.end < after:  # read before the broker was killed
-                span.end = after
-            if span.start <= after <= span.end:
-                span.acked = max(span.acked, after)
+    ) -> int | None:
+        """Return up to where the member has read the queue; None if it has not."""
+        tenure = self._tenure(known, queue_id, member, lane)
+        for span in tenure:
+            if span.start < after and span.acked < min(after, span.end):
+                span.acked = min(after, span.end)
                 self._moved[span] = None
-                return after >= span.acked
-        return False
+        return tenure[0].end if tenure and tenure[-1].start <= after else None
 
     def _read_through_filter_server(
         self, known: _Topic, queue_id: int, before: int, after: int, member: str, own: Filter
@@ -299,7 +347,11 @@ class Recorder:
             lane=lane,
             filter=wanted,
         )
-        self._topic(group, topic).history.moves.append(move)
+        known = self._topic(group, topic)
+        known.history.moves.append(move)
+        if why == RESET:  # members begin anew
+            known.resets[queue_id] = self._next_number
+            self._readers.pop((group, topic, queue_id, lane), None)
         self._write({"t": "move", "g": group, "o": topic, "m": _move_fields(move)})
 
     def expired(
@@ -565,9 +617,11 @@ def _differs(before: Subscription | None, after: Subscription) -> bool:
     )
 
 
-def _is_done(move: Move, queue_id: int, after: int) -> bool:
-    """Whether setting an offset is what the move said would happen."""
-    return (move.queue_id, move.after) == (queue_id, after)
+def _is_reset(known: _Topic, queue_id: int, after: int) -> bool:
+    """Whether setting an offset is what the members were told to do."""
+    moves = (move for move in reversed(known.history.moves) if move.queue_id == queue_id)
+    last = next(moves, None)
+    return last is not None and last.after == after and last.why == RESET
 
 
 def _is_ignored(group: str, topic: str) -> bool:
@@ -580,10 +634,15 @@ def _fields(by: Filter | None) -> list[str] | None:
     return None if by is None else [by.kind, by.text]
 
 
+def _kind_of(span: Span) -> tuple[str, Filter, Filter | None, tuple[Filter, ...]]:
+    """What two readers that follow each other have in common, if they are one."""
+    return span.member, span.filter, span.own, span.unless
+
+
 def _span_fields(queue_id: int, span: Span) -> list[Any]:
     return [
         *(queue_id, span.start, span.end, span.member, _fields(span.filter), _fields(span.own)),
-        *(span.view, span.began, span.acked, span.lane),
+        *(span.view, span.began, span.acked, span.lane, [_fields(by) for by in span.unless]),
     ]
 
 

@@ -5,9 +5,7 @@ a number may be a moment younger than the one before it. Nothing here makes the 
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import (
@@ -20,18 +18,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from .. import __version__
-from ..filter.tags import TagFilter
-from ..store.commitlog import Queue
-from ..store.consumequeue import ConsumeQueue
-from ..store.select import QueueReader, SqlFilter
-from ..store.store import Store
 from .broker import Broker
-from .filters import tag_filter
+from .lag import totals
 
-__all__ = ["Exporter", "MatchingLag"]
-
-T = TypeVar("T")
-Wanted = TagFilter | SqlFilter | None
+__all__ = ["Exporter"]
 
 
 class Exporter:
@@ -61,7 +51,6 @@ class _BrokerCollector(Collector):
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._matching = MatchingLag(broker.store)
         self._scraping = threading.Lock()
         self._is_closed = False
 
@@ -174,6 +163,8 @@ class _BrokerCollector(Collector):
         yield from families.values()
 
     def _lags(self) -> Iterator[Metric]:
+        """Of a group whose filter the broker does not know or can't run there is the lag only; so
+        it is, for one scrape or a few, where more is to be counted than a scrape has time for."""
         labels = ["group", "topic"]
         lag = GaugeMetricFamily(
             "tamis_group_lag", "Messages after those the group has committed.", labels=labels
@@ -181,46 +172,25 @@ class _BrokerCollector(Collector):
         matching = GaugeMetricFamily(
             "tamis_group_matching_lag", "Of these, those its filter matches.", labels=labels
         )
-        queues: dict[str, list[int]] = {}
-        for topic, queue_id in self._broker.store.queues:
-            queues.setdefault(topic, []).append(queue_id)
-        progress = self._progress()
-        for (topic, group), committed in progress.items():
-            key, wanted = self._filter(topic, group)
-            behind = matched = 0
-            for queue_id in queues.get(topic, ()):
-                queue = self._broker.store.find_queue(topic, queue_id)
-                high = queue.max_offset if queue is not None else 0
-                offset = committed.get(queue_id, 0)
-                behind += max(high - offset, 0)
-                matched += self._matching.of(group, (topic, queue_id), offset, high, key, wanted)
-            lag.add_metric([group, topic], behind)
-            matching.add_metric([group, topic], matched)
-        self._matching.keep(progress)
+        age = GaugeMetricFamily(
+            "tamis_group_next_match_age_seconds",
+            "Since the oldest of these was stored; 0 if none waits.",
+            labels=labels,
+        )
+        now = int(self._broker.now() * 1000)
+        rows = self._broker.lags.count(self._broker.readers.listed(), _COUNTING)
+        for key, total in totals(rows).items():
+            lag.add_metric(key, total.lag)
+            if total.matching is not None:
+                matching.add_metric(key, total.matching)
+                waited = 0 if total.oldest is None else max(now - total.oldest, 0)
+                age.add_metric(key, waited / 1000)
         yield lag
         yield matching
-
-    def _progress(self) -> dict[tuple[str, str], dict[int, int]]:
-        """By (topic, group): of groups with offsets, and of those that are here without any."""
-        found = _undisturbed(self._broker.offsets.all)
-        for name, group in self._broker.consumers.groups.copy().items():
-            if group.message_model != "BROADCASTING":  # its members keep their offsets themselves
-                for topic in group.subscriptions.copy():
-                    found.setdefault((topic, name), {})
-        return found
-
-    def _filter(self, topic: str, group: str) -> tuple[object, Wanted]:
-        """The group's, and what it is known by: an equal one needs no new count. A group that is
-        gone has its SQL for a day, and then none."""
-        here = self._broker.consumers.groups.get(group)
-        one = here.subscriptions.get(topic) if here is not None else None
-        if one is not None and (one.is_tags or one.class_filter_mode):
-            wanted = tag_filter(one)
-            return (wanted and wanted.codes), wanted
-        sql = self._broker.filters.sql(topic, group)
-        return (sql.batch_filter.expression, sql) if sql is not None else (None, None)
+        yield age
 
 
+_COUNTING = 2.0  # seconds of counting in one scrape; what is left is counted in the next
 _WAYS = {"in": "Messages stored.", "out": "Messages given to groups."}
 _VERDICTS = {
     "evaluated": "Messages the group's filter was asked about.",
@@ -232,71 +202,3 @@ _VERDICTS = {
 
 def _bound(seconds: float) -> str:
     return "+Inf" if seconds == float("inf") else str(seconds)
-
-
-def _undisturbed(read: Callable[[], T]) -> T:
-    """What a function gives that goes through a table of the loop's."""
-    while True:
-        try:
-            return read()
-        except RuntimeError:  # the table grew meanwhile
-            continue
-
-
-@dataclass(slots=True)
-class _Counted:
-    key: object
-    start: int
-    end: int
-    matches: int  # from start to end
-
-
-class MatchingLag:
-    """How many messages a group's filter matches between its offset and the end, exactly.
-
-    What was counted is remembered, so that the next time only what came and what was consumed is
-    looked at, or what is left, if that is less. For one thread.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._counted: dict[tuple[str, Queue], _Counted] = {}
-        self.looked_at = 0  # messages, since the start
-
-    def of(
-        self, group: str, queue: Queue, offset: int, end: int, key: object, wanted: Wanted
-    ) -> int:
-        """From `offset` up to `end`; `key` is equal for equal filters."""
-        found = self._store.find_queue(*queue)
-        if found is None:
-            return 0
-        start = min(max(offset, found.min_offset), end)
-        if wanted is None:
-            return end - start
-        old = self._counted.get((group, queue))
-        if (
-            old is not None
-            and old.key == key
-            and found.min_offset <= old.start <= start <= old.end <= end
-            and (start - old.start) + (end - old.end) < end - start
-        ):
-            gone = self._count(found, old.start, start, wanted)
-            matches = old.matches - gone + self._count(found, old.end, end, wanted)
-        else:
-            matches = self._count(found, start, end, wanted)
-        self._counted[group, queue] = _Counted(key, start, end, matches)
-        return matches
-
-    def keep(self, wanted: Iterable[tuple[str, str]]) -> None:
-        """Forgets all but these: (topic, group)."""
-        known = set(wanted)
-        for group, queue in [k for k in self._counted if (k[1][0], k[0]) not in known]:
-            del self._counted[group, queue]
-
-    def _count(
-        self, queue: ConsumeQueue, start: int, end: int, wanted: TagFilter | SqlFilter
-    ) -> int:
-        if start >= end:
-            return 0
-        self.looked_at += end - start
-        return QueueReader(self._store.log, queue).count(start, wanted, end)

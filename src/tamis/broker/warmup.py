@@ -75,8 +75,12 @@ async def _try_out(root: str) -> None:
 
         sql = "a > 1 AND b = 'x'"
         one = Subscription(topic="T", expression=sql, expression_type="SQL92")
-        group = ConsumerData(group="g", subscriptions=[one])
-        beat = Heartbeat(client_id="c", producers=[], consumers=[group])
+        tagged = Subscription(topic="T", expression="t", tags=["t"])
+        groups = [
+            ConsumerData(group="g", subscriptions=[one]),
+            ConsumerData(group="t", subscriptions=[tagged]),
+        ]
+        beat = Heartbeat(client_id="c", producers=[], consumers=groups)
         await ask(RequestCode.HEART_BEAT, None, beans.encode(beat))
         send = h.SendMessage(
             producer_group="p",
@@ -111,6 +115,7 @@ async def _try_out(root: str) -> None:
             await ask(RequestCode.PULL_MESSAGE, pull)
         registered = replace(pull, sys_flag=0, subscription=None)
         await ask(RequestCode.PULL_MESSAGE, registered)
+        await ask(RequestCode.GET_MATCHING_LAG, h.GetMatchingLag())
         query = h.QueryMessage(
             topic="T", key="k", max_num=1, begin_timestamp=0, end_timestamp=2**62
         )

@@ -1,21 +1,22 @@
 """`tamis topics`, `groups` and `offsets`: look into a cluster and change it."""
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .options import echo_json, json_option, nameserver_option, parse_time, run
+from .lag import by_topic, lag, lag_fields, matching_text, next_match_text, print_totals
+from .options import echo_json, json_option, nameserver_option, parse_time, with_admin
+from .tables import print_table, time_text
 
 if TYPE_CHECKING:
     from ..client import Admin, MessageQueue
-    from ..client.reports import GroupInfo, QueueProgress, TopicInfo
+    from ..client.reports import GroupInfo, MatchingLag, QueueProgress, TopicInfo
 
 __all__ = ["groups", "offsets", "topics"]
 
-T = TypeVar("T")
+_COUNTING: Final = 3.0  # seconds for the exact lag, where it is not what was asked for
 
 
 class _Lists(click.Group):
@@ -37,16 +38,6 @@ _broker = click.option("--broker", metavar="NAME", help="On this broker only.")
 _yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
-def _with_admin(nameserver: str, work: "Callable[[Admin], Awaitable[T]]") -> T:
-    async def connected() -> T:
-        from ..client import Admin
-
-        async with Admin(nameserver) as admin:
-            return await work(admin)
-
-    return run(connected())
-
-
 # Topics.
 
 
@@ -61,7 +52,7 @@ def topics() -> None:
 @json_option
 def list_topics(everything: bool, nameserver: str, as_json: bool) -> None:
     """The topics there are."""
-    _list("topic", _with_admin(nameserver, lambda admin: admin.topics(all=everything)), as_json)
+    _list("topic", with_admin(nameserver, lambda admin: admin.topics(all=everything)), as_json)
 
 
 @topics.command("show")
@@ -70,7 +61,7 @@ def list_topics(everything: bool, nameserver: str, as_json: bool) -> None:
 @json_option
 def show_topic(name: str, nameserver: str, as_json: bool) -> None:
     """Where a topic is, what is in it and who consumes it."""
-    info = _with_admin(nameserver, lambda admin: admin.topic(name))
+    info = with_admin(nameserver, lambda admin: admin.topic(name))
     if as_json:
         echo_json(_topic(info))
         return
@@ -85,12 +76,12 @@ def show_topic(name: str, nameserver: str, as_json: bool) -> None:
     click.echo(f"at      {', '.join(places)}")
     click.echo(f"groups  {', '.join(info.groups) or 'none'}")
     click.echo()
-    _table(
+    print_table(
         ("broker", "queue", "first", "end", "messages", "last stored"),
         [
             (
                 *(one.queue.broker_name, one.queue.queue_id, one.first, one.end),
-                *(one.end - one.first, _time(one.last_stored)),
+                *(one.end - one.first, time_text(one.last_stored)),
             )
             for one in info.queues
         ],
@@ -124,7 +115,7 @@ def create_topic(
     queues again: that is asked about.
     """
     if not yes and queues >= 1:
-        count, messages = _with_admin(
+        count, messages = with_admin(
             nameserver, lambda admin: _beyond(admin, name, queues, cluster, broker)
         )
         if messages:
@@ -133,7 +124,7 @@ def create_topic(
                 f" {messages:,} message{'s' * (messages != 1)} in them can't be consumed. Go on?",
                 yes,
             )
-    made = _with_admin(
+    made = with_admin(
         nameserver,
         lambda admin: admin.create_topic(
             name,
@@ -182,7 +173,7 @@ async def _beyond(
 def delete_topic(name: str, yes: bool, nameserver: str) -> None:
     """Delete a topic and its messages, on all brokers."""
     _confirm(f"Delete topic {name} and its messages?", yes)
-    _with_admin(nameserver, lambda admin: admin.delete_topic(name))
+    with_admin(nameserver, lambda admin: admin.delete_topic(name))
     _say(f"topic {name} is deleted")
 
 
@@ -220,13 +211,16 @@ def groups() -> None:
     """List, show, create and delete consumer groups."""
 
 
+groups.add_command(lag)
+
+
 @groups.command("list")
 @_all
 @nameserver_option
 @json_option
 def list_groups(everything: bool, nameserver: str, as_json: bool) -> None:
     """The groups brokers know."""
-    _list("group", _with_admin(nameserver, lambda admin: admin.groups(all=everything)), as_json)
+    _list("group", with_admin(nameserver, lambda admin: admin.groups(all=everything)), as_json)
 
 
 @groups.command("show")
@@ -234,12 +228,15 @@ def list_groups(everything: bool, nameserver: str, as_json: bool) -> None:
 @nameserver_option
 @json_option
 def show_group(name: str, nameserver: str, as_json: bool) -> None:
-    """Who is in a group, what each subscribes to, and whether they agree."""
+    """Who is in a group, what each subscribes to, whether they agree, and what waits for it."""
     from ..client.subscriptions import shown
 
-    info = _with_admin(nameserver, lambda admin: admin.group(name))
+    async def ask(admin: "Admin") -> tuple["GroupInfo", list["MatchingLag"]]:
+        return await admin.group(name), await admin.matching_lag(name, seconds=_COUNTING)
+
+    info, behind = with_admin(nameserver, ask)
     if as_json:
-        echo_json(_group(info))
+        echo_json(_group(info) | {"lag": _topic_lags(behind)})
         return
     how: tuple[str, ...] = ("offline",)
     if info.is_online:
@@ -251,7 +248,10 @@ def show_group(name: str, nameserver: str, as_json: bool) -> None:
     if info.subscriptions:
         click.echo()
         rows = [(topic, shown(one)) for topic, one in info.subscriptions.items()]
-        _table(("topic", "filter the broker has"), rows)
+        print_table(("topic", "filter the broker has"), rows)
+    if behind:
+        click.echo()
+        _print_topic_lags(behind)
     if info.members:
         click.echo()
         members = [
@@ -263,7 +263,7 @@ def show_group(name: str, nameserver: str, as_json: bool) -> None:
             )
             for one in info.members
         ]
-        _table(("member", "address", "language", "version", "subscribes to"), members)
+        print_table(("member", "address", "language", "version", "subscribes to"), members)
     if info.mismatches:
         click.echo()
     for one in info.mismatches:
@@ -293,7 +293,7 @@ def create_group(
     as_json: bool,
 ) -> None:
     """Create a group, or change it, on all brokers."""
-    made = _with_admin(
+    made = with_admin(
         nameserver,
         lambda admin: admin.create_group(name, retries=retries, cluster=cluster, broker=broker),
     )
@@ -310,7 +310,7 @@ def create_group(
 def delete_group(name: str, yes: bool, nameserver: str) -> None:
     """Delete a group without members, its offsets and its retries; dead letters stay."""
     _confirm(f"Delete group {name} and how far it has come?", yes)
-    _with_admin(nameserver, lambda admin: admin.delete_group(name))
+    with_admin(nameserver, lambda admin: admin.delete_group(name))
     _say(f"group {name} is deleted")
 
 
@@ -349,6 +349,39 @@ def _group(info: "GroupInfo") -> dict[str, Any]:
     }
 
 
+def _print_topic_lags(rows: "list[MatchingLag]") -> None:
+    now = time.time()
+    cells = [
+        (
+            one.topic,
+            "-" if one.lag is None else one.lag,
+            one.matching_text,
+            one.age_text(now),
+            one.reason,
+        )
+        for one in by_topic(rows).values()
+    ]
+    print_table(("topic", "lag", "matching", "next matching", ""), cells)
+
+
+def _topic_lags(rows: "list[MatchingLag]") -> list[dict[str, Any]]:
+    now = time.time()
+    return [
+        {
+            "topic": one.topic,
+            "lag": one.lag,
+            "matching_lag": one.matching,
+            "is_complete": one.is_complete,
+            "next_match_stored": one.oldest,
+            "next_match_age": None
+            if one.oldest is None
+            else round(max(now - one.oldest / 1000, 0.0), 3),
+            "reason": one.reason or None,
+        }
+        for one in by_topic(rows).values()
+    ]
+
+
 def _filters(found: Any) -> list[dict[str, Any]]:
     return [
         {
@@ -374,25 +407,40 @@ def offsets() -> None:
 @nameserver_option
 @json_option
 def show_offsets(group: str, topic: str | None, nameserver: str, as_json: bool) -> None:
-    """How far a group is in each queue, and what lies before it."""
-    found = _with_admin(nameserver, lambda admin: admin.offsets(group, topic))
+    """How far a group is in each queue, and what lies before it.
+
+    `matching` counts the messages of the lag that the group's filter matches, where that is known;
+    `next matching` is the age of the first of them.
+    """
+
+    async def ask(admin: "Admin") -> tuple[list["QueueProgress"], list["MatchingLag"]]:
+        progress = await admin.offsets(group, topic)
+        return progress, await admin.matching_lag(group, topic, seconds=_COUNTING)
+
+    found, counted = with_admin(nameserver, ask)
+    matching, now = {row.queue: row for row in counted if not row.lane}, time.time()
     if as_json:
         for one in found:
-            echo_json({"group": group} | _progress(one))
+            told = lag_fields(matching.get(one.queue), now)
+            echo_json({"group": group} | _progress(one) | told)
         return
     if not found:
         _say(f"group {group} has consumed nothing yet")
         return
-    columns = ("topic", "broker", "queue", "committed", "end", "lag", "last consumed")
+    columns = (
+        *("topic", "broker", "queue", "committed", "end", "lag", "matching", "next matching"),
+        "last consumed",
+    )
     rows = [
         (
             *(one.queue.topic, one.queue.broker_name, one.queue.queue_id),
-            *(one.committed, one.end, one.lag, _time(one.last_consumed)),
+            *(one.committed, one.end, one.lag, matching_text(matching.get(one.queue))),
+            *(next_match_text(matching.get(one.queue), now), time_text(one.last_consumed)),
         )
         for one in found
     ]
-    _table(columns, rows)
-    click.echo(f"\nlag in all: {sum(one.lag for one in found):,}")
+    print_table(columns, rows)
+    print_totals(by_topic(counted).values(), sum(one.lag for one in found))
 
 
 def _progress(one: "QueueProgress") -> dict[str, Any]:
@@ -445,12 +493,12 @@ def reset_offsets(
         committed = {one.queue: one.committed for one in await admin.offsets(group, topic)}
         return committed, await admin.planned_offsets(group, topic, **given)
 
-    before, after = _with_admin(nameserver, plan)
+    before, after = with_admin(nameserver, plan)
     if not dry_run:
         if not yes:
             _print_moves(before, after, as_json=False, err=True)
             _confirm(f"Reset group {group} in {topic} so?", yes)
-        after = _with_admin(nameserver, lambda a: a.reset_offsets(group, topic, **given))
+        after = with_admin(nameserver, lambda a: a.reset_offsets(group, topic, **given))
     _print_moves(before, after, as_json=as_json)
 
 
@@ -503,7 +551,7 @@ def _print_moves(
         (queue.topic, queue.broker_name, queue.queue_id, before.get(queue, 0), offset)
         for queue, offset in after.items()
     ]
-    _table(("topic", "broker", "queue", "from", "to"), rows, err=err)
+    print_table(("topic", "broker", "queue", "from", "to"), rows, err=err)
 
 
 # What they print.
@@ -515,26 +563,6 @@ def _list(what: str, names: list[str], as_json: bool) -> None:
             echo_json({what: name})
         else:
             click.echo(name)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool = False) -> None:
-    """Numbers to the right."""
-    texts = [list(columns), *([str(value) for value in row] for row in rows)]
-    widths = [max(len(row[n]) for row in texts) for n in range(len(columns))]
-    numbers = [all(isinstance(row[n], int) for row in rows) for n in range(len(columns))]
-    for at, row in enumerate(texts):
-        cells = (
-            text.rjust(width) if is_number else text.ljust(width)
-            for text, width, is_number in zip(row, widths, numbers, strict=True)
-        )
-        line = "  ".join(cells).rstrip()
-        click.echo(click.style(line, dim=True) if at == 0 else line, err=err)
-
-
-def _time(milliseconds: int | None) -> str:
-    if milliseconds is None:
-        return "-"
-    return datetime.fromtimestamp(milliseconds / 1000).isoformat(" ", "milliseconds")
 
 
 def _confirm(question: str, yes: bool) -> None:

@@ -16,6 +16,7 @@ from ..errors import Error, InvalidFilter
 from .admin import groups, offsets, topics
 from .consume import consume
 from .demo import demo
+from .doctor import doctor
 from .filter import filter_group
 from .filterserver import filterserver
 from .options import is_of_spark
@@ -56,6 +57,7 @@ tamis.add_command(consume)
 tamis.add_command(topics)
 tamis.add_command(groups)
 tamis.add_command(offsets)
+tamis.add_command(doctor)
 tamis.add_command(demo)
 tamis.add_command(filter_group)
 tamis.add_command(pipeline_group)

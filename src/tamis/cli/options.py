@@ -5,7 +5,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,6 +15,7 @@ import click
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from ..client import Admin
     from ..sandbox import Limits
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "parse_modules",
     "parse_time",
     "run",
+    "with_admin",
 ]
 
 T = TypeVar("T")
@@ -109,6 +111,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise click.UsageError(str(error)) from None
     except TimeoutError as error:  # has no text of the system's
         raise click.ClickException(str(error) or "no answer in time") from None
+
+
+def with_admin(nameserver: str, work: "Callable[[Admin], Awaitable[T]]") -> T:
+    """What some work with a cluster gives, in an event loop of its own."""
+
+    async def connected() -> T:
+        from ..client import Admin
+
+        async with Admin(nameserver) as admin:
+            return await work(admin)
+
+    return run(connected())
 
 
 def is_of_spark(error: ModuleNotFoundError) -> bool:

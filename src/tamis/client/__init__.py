@@ -16,6 +16,7 @@ from .received import ReceivedMessage
 from .reports import (
     GroupInfo,
     GroupMember,
+    MatchingLag,
     Mismatch,
     QueueInfo,
     QueueProgress,
@@ -39,6 +40,7 @@ __all__ = [
     "GroupInfo",
     "GroupMember",
     "Handler",
+    "MatchingLag",
     "Message",
     "MessageQueue",
     "Mismatch",

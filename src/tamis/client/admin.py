@@ -16,17 +16,19 @@ from ..errors import ConfigError, ConsumerOffline, Error, GroupNotFound, TopicNo
 from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
-from . import lookups, resets
+from . import lag, lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, Moment, check_group, check_topic, millis
 from .received import RETRY_PREFIX, ReceivedMessage, retry_topic
 from .reports import (
     GroupInfo,
     GroupMember,
+    MatchingLag,
     QueueInfo,
     QueueProgress,
     TopicInfo,
     TopicPlace,
+    is_system_group,
     mismatches,
 )
 from .session import Session
@@ -37,20 +39,6 @@ _DEFAULTS: Final = ClientConfig()
 _SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 _ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 _PERMISSIONS: Final = {"rw": Perm.READ | Perm.WRITE, "r": Perm.READ, "w": Perm.WRITE}
-_SYSTEM_GROUPS: Final = frozenset(  # of `MixAll`
-    [
-        "TOOLS_CONSUMER",
-        "SCHEDULE_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PULL",
-    ]
-)
-_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +265,7 @@ class Admin:
         """Those any broker knows; with `all` the system's too."""
         found: set[str] = set().union(*(await self._group_tables()).values())
         if not all:
-            found = {name for name in found if not _is_system_group(name)}
+            found = {name for name in found if not is_system_group(name)}
         return sorted(found)
 
     async def _group_tables(self) -> dict[str, dict[str, bodies.GroupConfig]]:
@@ -425,6 +413,20 @@ class Admin:
         found = (await each(asked, ask)).values()
         return sorted((one for some in found for one in some), key=lambda one: one.queue)
 
+    async def matching_lag(
+        self, group: str | None = None, topic: str | None = None, *, seconds: float = 10.0
+    ) -> list[MatchingLag]:
+        """How many messages that its filter matches a group has before it, by queue; of all groups
+        of users if none is given. What is not counted after so many seconds is said to be
+        incomplete. Raises GroupNotFound, TopicNotFound."""
+        if group is not None:
+            await self._group_settings(group)
+        names = [group] if group is not None else await self.groups()
+        asked = await (masters(self._session) if topic is None else places(self._session, topic))
+        question = lag.Question(self._session, group, names, topic, time.monotonic() + seconds)
+        rows = [one for some in (await each(asked, question.ask)).values() for one in some]
+        return sorted(rows, key=lambda one: (one.group, one.queue, one.lane or ""))
+
     async def planned_offsets(
         self,
         group: str,
@@ -496,7 +498,3 @@ def _millis(moment: Moment | None) -> int | None:
 
 def _permission(perm: Perm) -> str:
     return "r" * bool(perm & Perm.READ) + "w" * bool(perm & Perm.WRITE)
-
-
-def _is_system_group(name: str) -> bool:
-    return name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_GROUP_PREFIX)

@@ -35,7 +35,7 @@ from .producer import Producer as AsyncProducer
 from .producer import Selector
 from .push import PushConsumer as AsyncPushConsumer
 from .received import ReceivedMessage
-from .reports import GroupInfo, QueueProgress, TopicInfo
+from .reports import GroupInfo, MatchingLag, QueueProgress, TopicInfo
 from .transactions import Check, Execute, TransactionState
 from .transactions import Transaction as AsyncTransaction
 
@@ -559,6 +559,11 @@ class Admin(Facade):
 
     def offsets(self, group: str, topic: str | None = None) -> list[QueueProgress]:
         return self._run(self._inner.offsets, group, topic)
+
+    def matching_lag(
+        self, group: str | None = None, topic: str | None = None, *, seconds: float = 10.0
+    ) -> list[MatchingLag]:
+        return self._run(self._inner.matching_lag, group, topic, seconds=seconds)
 
     def planned_offsets(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from ..wire.bodies import ConsumerConnection, MessageQueue, Subscription
 from .received import retry_topic
@@ -10,13 +11,30 @@ from .subscriptions import difference, shown
 __all__ = [
     "GroupInfo",
     "GroupMember",
+    "MatchingLag",
     "Mismatch",
     "QueueInfo",
     "QueueProgress",
     "TopicInfo",
     "TopicPlace",
+    "is_system_group",
     "mismatches",
 ]
+
+_SYSTEM_GROUPS: Final = frozenset(  # of `MixAll`
+    [
+        "TOOLS_CONSUMER",
+        "SCHEDULE_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PULL",
+    ]
+)
+_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +130,34 @@ class QueueProgress:
         return max(self.end - self.committed, 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchingLag:
+    """How many messages that its filter matches a group has before it in a queue, and the first.
+
+    What is not known is None, and `reason` says why. Without `is_complete` there was no time to
+    count all: at least `matching_lag` messages match. `committed` is None if the group commits no
+    offsets. Times are milliseconds.
+    """
+
+    group: str
+    queue: MessageQueue
+    committed: int | None
+    end: int
+    matching_lag: int | None = None
+    is_complete: bool = False
+    next_match_offset: int | None = None
+    next_match_stored: int | None = None
+    filter_type: str | None = None  # TAG, SQL92 or CODE
+    expression: str | None = None
+    reason: str = ""
+    lane: str | None = None  # of a group whose members are kept apart: its part
+
+    @property
+    def lag(self) -> int | None:
+        """RocketMQ's own: the difference of the offsets."""
+        return None if self.committed is None else max(self.end - self.committed, 0)
+
+
 def mismatches(
     group: str, members: Iterable[GroupMember], connected: Mapping[str, ConsumerConnection]
 ) -> list[Mismatch]:
@@ -139,3 +185,7 @@ def mismatches(
 
 def _only(one: Subscription | None) -> dict[str, Subscription]:
     return {one.topic: one} if one is not None else {}
+
+
+def is_system_group(name: str) -> bool:
+    return name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_GROUP_PREFIX)

@@ -22,6 +22,8 @@ __all__ = [
 ]
 
 
+RESET: Final = "a reset"
+UNSAVED: Final = "the broker was killed before it could save who had read up to there"
 EXPIRED: Final = "the messages before it had left the log"  # why a move was made
 
 
@@ -86,6 +88,7 @@ class Reading:
     end: int
     acknowledged: bool  # whether progress passed the message while this member had the queue
     lane: str = ""
+    unless: tuple[Filter, ...] = ()  # what these want was left to other lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

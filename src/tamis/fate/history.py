@@ -38,6 +38,7 @@ class Span:
     lane: str = ""
     is_open: bool = False
     number: int = -1  # by which the broker's file knows it
+    unless: tuple[Filter, ...] = ()  # what these want was left to other lanes
 
     def covers(self, offset: int) -> bool:
         return self.start <= offset < self.end
@@ -80,6 +81,7 @@ class GroupHistory:
                 end=span.end,
                 acknowledged=span.acked > offset,
                 lane=span.lane,
+                unless=span.unless,
             )
             for span in self.queues.get(queue_id, ())
             if span.covers(offset)
@@ -117,7 +119,7 @@ class GroupHistory:
             [
                 *(queue_id, span.start, span.end, span.member, numbers[span.filter]),
                 *(numbers[span.own], span.view, span.began, span.acked, span.lane),
-                *(span.is_open, span.number),
+                *(span.is_open, span.number, [numbers[by] for by in span.unless]),
             ]
             for queue_id, spans in self.queues.items()
             for span in list(spans)
@@ -154,21 +156,23 @@ class GroupHistory:
         for queue_id, start, end, member, by, own, view, began, acked, lane, *rest in value[
             "spans"
         ]:
-            is_open, number = rest
+            is_open, number, unless = rest
             made.queues.setdefault(int(queue_id), []).append(
                 Span(
                     *(int(start), int(end), str(member), filters[by], named(own), int(view)),
                     *(int(began), int(acked), str(lane), bool(is_open), int(number)),
+                    tuple(filters[other] for other in unless),
                 )
             )
-        for number, (since, members) in value["views"].items():
+        for number, (since, members) in dict(value["views"]).items():
             made.views[int(number)] = View(
                 int(since), {filters[by]: tuple(ids) for by, ids in members}
             )
         made.moves.extend(_move_from_json(fields, filters) for fields in value["moves"])
         for time, member, before, after in value["changes"]:
             made.changes.append(Change(int(time), str(member), named(before), named(after)))
-        made.floors.update((int(queue), int(offset)) for queue, offset in value["floors"].items())
+        floors = dict(value["floors"])
+        made.floors.update((int(queue), int(offset)) for queue, offset in floors.items())
         made.is_broadcasting, made.is_pull = bool(value["broadcasting"]), bool(value["pull"])
         return made
 
@@ -183,6 +187,7 @@ class History:
     since: int
     groups: dict[tuple[str, str], GroupHistory] = field(default_factory=dict)  # by group, topic
     broker: str = ""
+    is_clean: bool = True  # whether the broker stopped in good order
 
     def to_json(self) -> dict[str, Any]:
         groups = [history.to_json() for history in self.groups.values()]

@@ -15,7 +15,7 @@ from ..errors import InvalidFilter
 from ..filter.explain import explain
 from ..filter.logic import Outcome
 from ..filter.parser import parse
-from .facts import EXPIRED, Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
+from .facts import EXPIRED, UNSAVED, Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
 from .filters import Filter
 from .track import track_type
 
@@ -47,13 +47,14 @@ class _Look:
     reading: Reading
     server: Outcome | None
     keeps: bool  # whether the member's client keeps what it is sent
+    is_left_to_others: bool  # to another lane, though this one wants it too
     wanted_by: Mapping[Filter, tuple[str, ...]]  # of the group's members then
 
     @classmethod
     def of(cls, message: MessageFacts, reading: Reading) -> "_Look":
         properties, codes = message.properties, message.code_outcomes
         if properties is None:
-            return cls(reading, None, False, {})
+            return cls(reading, None, False, False, {})
         own = reading.own or reading.filter
         wanted = {
             by: members
@@ -61,11 +62,12 @@ class _Look:
             if by.wants(properties, codes) is Outcome.TRUE
         }
         server = reading.filter.at_server(properties, codes)
-        return cls(reading, server, own.at_client(properties), wanted)
+        is_left = any(by.wants(properties, codes) is Outcome.TRUE for by in reading.unless)
+        return cls(reading, server, own.at_client(properties), is_left, wanted)
 
     @property
     def is_delivered(self) -> bool:
-        return self.server is Outcome.TRUE and self.keeps
+        return self.server is Outcome.TRUE and self.keeps and not self.is_left_to_others
 
 
 # The questions, in their order.
@@ -116,12 +118,11 @@ def _by_delivery(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it."
     if group.lanes:
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it for its lane."
-    return (
-        Fate.NOT_CONSUMED_YET,
-        f"It was given to {member} and acknowledged, but the group's offsets were "
-        f"{'deleted' if group.committed is None else f'set back to {group.committed}'} since: it "
-        "will be read again.",
-    )
+    how = "deleted" if group.committed is None else f"set back to {group.committed}"
+    again = f"It was given to {member} and acknowledged, but the group's offsets were {how} since"
+    if not group.online:
+        return Fate.NOT_ONLINE, f"{again}; no member of the group is connected."
+    return Fate.NOT_CONSUMED_YET, f"{again}: it will be read again."
 
 
 def _by_waiting(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> Decision | None:
@@ -177,7 +178,11 @@ def _by_expiry(message: MessageFacts, group: GroupFacts) -> Decision | None:
 
 def _by_moves(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> Decision | None:
     """Progress was moved past it, and no reading was acknowledged since."""
-    if any(look.reading.acknowledged for look in looks):
+    over = [move for move in group.moves if (move.before or 0) <= message.offset < move.after]
+    acked = [look.reading.began for look in looks if look.reading.acknowledged]
+    if over and over[-1].why == UNSAVED and all(began < over[-1].time for began in acked):
+        return Fate.UNKNOWN, f"Progress passed it; unknown: {UNSAVED}."
+    if acked:
         return None
     over = [move for move in group.moves if (move.before or 0) <= message.offset < move.after]
     if any(move.why == EXPIRED for move in over):
@@ -267,8 +272,8 @@ def _by_filters(message: MessageFacts, group: GroupFacts, looks: list[_Look]) ->
             )
         return (
             Fate.HASH_COLLISION,
-            f"Its tag {message.tag!r} has the same hash as one of {own}: the broker sent it to "
-            f"{reading.member}, whose client dropped it.",
+            f"Its tag {message.tag!r} has the same hash as one of {reading.filter}: the broker "
+            f"sent it to {reading.member}, whose client dropped it.",
         )
     return Fate.FILTERED, f"No member wanted it: {_why_not(message, reading.filter)}"
 
@@ -463,7 +468,8 @@ def _sql_parts(
     message: MessageFacts, group: GroupFacts, looks: list[_Look]
 ) -> dict[str, Any] | None:
     """Of the SQL that decided, part by part."""
-    by = looks[-1].reading.filter if looks else group.effective
+    passed = [look for look in looks if look.reading.acknowledged] or looks
+    by = passed[-1].reading.filter if passed else group.effective
     if by is None or by.kind != "SQL92" or message.properties is None:
         return None
     try:

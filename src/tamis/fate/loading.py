@@ -35,10 +35,12 @@ def history_of(lines: Iterable[Mapping[str, Any]]) -> History | None:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             log.warning("a line of the history is passed over: %.200r (%r)", line, error)
     if loaded is not None and not is_clean:
+        loaded.is_clean = False
         for history in loaded.groups.values():
             for queue in history.queues.values():
-                for lane in {span.lane for span in queue}:
-                    next(span for span in reversed(queue) if span.lane == lane).is_open = True
+                last = {(span.member, span.lane): span for span in queue}
+                for span in last.values():
+                    span.is_open = True
     return loaded
 
 
@@ -72,10 +74,11 @@ def _replay_of_group(
     match kind:
         case "span":
             number = int(line["n"])
-            queue_id, start, end, member, by, own, view, began, acked, lane = line["s"]
+            queue_id, start, end, member, by, own, view, began, acked, lane, unless = line["s"]
             if number not in spans:
                 span = Span(start, end, member, _filter(by) or EVERYTHING, _filter(own), view,
                             began, acked, lane, number=number)  # fmt: skip
+                span.unless = tuple(filter(None, map(_filter, unless)))
                 history.queues.setdefault(int(queue_id), []).append(span)
                 spans[number] = span
         case "view":

@@ -33,7 +33,7 @@ from .reading import Kept, Stream, Streams
 if TYPE_CHECKING:
     from .judging import Judged, Row
 
-__all__ = ["Puller"]
+__all__ = ["Puller", "damaged"]
 
 log = logging.getLogger(__name__)
 
@@ -210,12 +210,12 @@ class Puller:
         if not answers:
             return
         try:
-            judged = await self._in_thread(by, answers)
+            judged = await self.judge_in_thread(by, answers)
         except CorruptRecord as error:
             if not stream.is_isolating:
                 stream.isolate(answers)
                 return
-            judged = _damaged(answers[0], error)
+            judged = damaged(answers[0], error)
         except BaseException:
             stream.unread(answers)
             raise
@@ -226,7 +226,8 @@ class Puller:
             raise
         self._settle(stream, answers, judged, held)
 
-    async def _in_thread(self, by: FilterClass, answers: list[Pulled]) -> "Judged":
+    async def judge_in_thread(self, by: FilterClass, answers: list[Pulled]) -> "Judged":
+        """What the class says of some answers of the broker. To be called with its lock held."""
         from .judging import judge_answers
 
         work = functools.partial(
@@ -458,7 +459,8 @@ def _failed_remark(stream: Stream, policy: str) -> str:
     return f"the filter failed on {count}, {what}: {stream.failure}"
 
 
-def _damaged(pulled: Pulled, error: CorruptRecord) -> "Judged":
+def damaged(pulled: Pulled, error: CorruptRecord) -> "Judged":
+    """What is said of a message that can't be read: the filter fails on it."""
     from .judging import Judged, Row
 
     return Judged(1, pulled.offset, [Row(pulled.offset, -1, pulled.body, str(error))], 0.0)

@@ -105,13 +105,13 @@ class Stream:
         self.begin = self.kept[0].offset if self.kept else self.position
         return taken, self.begin
 
-    async def read(self, hold: float = 0.0) -> Pulled | None:
-        """Read from `position` on, waiting up to `hold` seconds where the queue ends. Returns the
-        broker's answer if it has no messages, else None. Raises ResponseError, Unreachable or
-        TimeoutError."""
+    async def read(self, hold: float = 0.0, most: int = _PROBE) -> Pulled | None:
+        """Read from `position` on, up to `most` messages, waiting up to `hold` seconds where the
+        queue ends. Returns the broker's answer if it has no messages, else None. Raises
+        ResponseError, Unreachable or TimeoutError."""
         if self.has_read:
             return None
-        most = 1 if self.is_isolating else _PROBE
+        most = 1 if self.is_isolating else min(most, _PROBE)
         pulled = await self._link.pull(self.by.topic, self.queue_id, self.position, most, hold)
         self.min_offset, self.max_offset = pulled.min_offset, pulled.max_offset
         if pulled.code == FOUND and pulled.next_offset > pulled.offset and pulled.body:

@@ -17,12 +17,13 @@ from ..net.aio import Peer
 from ..net.server import Route, Server, needless_header
 from ..net.tasks import Tasks
 from ..wire.codes import RequestCode
-from ..wire.headers import PullMessage, RegisterFilterClass
+from ..wire.headers import JudgeRange, PullMessage, RegisterFilterClass
 from . import status
 from .classes import Classes, FilterClass
 from .config import FilterServerConfig
 from .link import BrokerLink
 from .pulls import Puller
+from .ranges import Ranges
 from .reading import Streams
 from .registration import Registration
 from .uploads import Uploads
@@ -74,6 +75,7 @@ class FilterServer:
         self.uploads = Uploads(config, self.classes, self._load, clock)
         self.streams = Streams(self.link, config.read_ahead, clock)
         self.puller = Puller(config, self.classes, self.streams, self.link, self.background, clock)
+        self.ranges = Ranges(config, self.classes, self.link, self.puller, clock)
         self.isolation: list[str] = []  # what the sandbox can do here, a line each
         self.started = time.time()
         self.port = 0
@@ -99,6 +101,7 @@ class FilterServer:
                     RequestCode.REGISTER_MESSAGE_FILTER_CLASS: Route(
                         RegisterFilterClass, self.uploads.upload
                     ),
+                    RequestCode.JUDGE_RANGE: Route(JudgeRange, self.ranges.judge_range),
                     RequestCode.GET_FILTER_SERVER_STATUS: Route(
                         None, needless_header(lambda request: status.answer(self))
                     ),

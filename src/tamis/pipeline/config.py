@@ -1,7 +1,8 @@
 """A pipeline file: TOML, checked as far as it can be without Spark.
 
     [source]            one of nameserver, store, archive; topic, start, end, dialect, options
-    [run]               job, checkpoint, summary, max_offsets_per_batch, interval
+    job                 route, archive, replay or audit; may stand in [run]
+    [run]               checkpoint, summary, max_offsets_per_batch, interval
     [[subscription]]    group, one of tags, sql, code; isolation of code; sink
     [unmatched]         sink
     [archive]           path, format, properties, options
@@ -248,7 +249,9 @@ def load(file: str | Path) -> Config:
         raise ConfigError(f"{file}: {error}") from None
     top = Table(tables, f"{file}: ", file, "table")
     run = top.table("run", {})
-    job = run.choice("job", JOBS, "route")
+    if top.has("job") and run.has("job"):
+        raise top.error("job is said twice: leave out that of [run]")
+    job = top.choice("job", JOBS, "") if top.has("job") else run.choice("job", JOBS, "route")
     stem = file.absolute().parent / ".tamis" / file.stem
     checkpoint = run.path("checkpoint", str(stem))
     source = _source(top.table("source"))

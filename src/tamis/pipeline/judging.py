@@ -20,7 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from ..errors import InvalidFilter
 from ..fate import Fate, Filter, GroupFacts, GroupHistory, MessageFacts, RetryFacts, Span, View
-from ..fate.facts import EXPIRED
+from ..fate.facts import EXPIRED, UNSAVED
 from ..filter import Outcome, parse
 from ..filter.engines.columnar import BatchFilter, compile_batch
 from ..filter.tags import TagFilter, parse_tags
@@ -252,8 +252,8 @@ def _judge(messages: Messages, outcomes: Outcomes, group: GroupOfQueue) -> Fates
     _decide_waiting(fates, offsets, outcomes, facts, first)
     delivered = _NUMBER[Fate.CONSUMED]
     fates[:passed][looks.consumed[:passed]] = delivered
-    if not facts.lanes:
-        delivered = _NUMBER[Fate.NOT_CONSUMED_YET]
+    if not facts.lanes:  # progress was set back
+        delivered = _NUMBER[Fate.NOT_CONSUMED_YET if facts.online else Fate.NOT_ONLINE]
     fates[passed:][looks.consumed[passed:]] = delivered
     return fates
 
@@ -268,6 +268,7 @@ class _Looks:
         self.acknowledged = np.zeros(size, np.bool_)
         self.consumed = np.zeros(size, np.bool_)  # delivered and acknowledged by one reading
         self.wanted = np.zeros(size, np.bool_)  # by a member of the group then
+        self.began = np.full(size, -1, np.int64)  # the latest that was acknowledged
         # Of the last reading that was acknowledged:
         self.server = np.zeros(size, np.uint8)
         self.matches_text = np.zeros(size, np.bool_)
@@ -279,10 +280,13 @@ class _Looks:
             server = outcomes.at_server(span.filter)
             given = server[start:end] == _TRUE
             given &= outcomes.at_client(span.own or span.filter)[start:end]
+            if span.unless:
+                given &= ~outcomes.wanted_by_any(span.unless, start, end)
             self.looked_at[start:end] = True
             self.delivered[start:end] |= given
             self.acknowledged[start:ack] = True
             self.consumed[start:ack] |= given[: ack - start]
+            self.began[start:ack] = np.maximum(self.began[start:ack], span.began)
             self.server[start:ack] = server[start:ack]
             self.matches_text[start:ack] = outcomes.at_client(span.filter)[start:ack]
             view = group.views.get(span.view)
@@ -328,6 +332,18 @@ def _decide_moves(
         if move.why == EXPIRED:
             start, end = np.searchsorted(offsets, [move.before or 0, move.after])
             fates[start:end][free[start:end]] = _NUMBER[Fate.EXPIRED]
+    if any(move.why == UNSAVED for move in facts.moves):
+        _decide_unsaved(fates, offsets, group, looks)
+
+
+def _decide_unsaved(fates: Fates, offsets: Numbers, group: GroupOfQueue, looks: _Looks) -> None:
+    """Where progress was moved last because a broker was killed before it saved who had read."""
+    unsaved_at = np.full(len(offsets), -1, np.int64)  # the time of that move
+    for move in group.facts.moves:
+        start, end = np.searchsorted(offsets, [move.before or 0, move.after])
+        unsaved_at[start:end] = move.time if move.why == UNSAVED else -1
+    unknown = (unsaved_at >= 0) & ((looks.began < unsaved_at) | ~looks.acknowledged)
+    fates[unknown] = _NUMBER[Fate.UNKNOWN]
 
 
 def _is_known(messages: Messages, group: GroupOfQueue) -> Mask:
@@ -390,6 +406,7 @@ def alike(
     edges |= {edge for move in moves for edge in (move.before or 0, move.after)}
     kinds = np.searchsorted(np.array(sorted(edges), np.int64), messages.offsets[rows], "right")
     filters = {by for span in spans for by in (span.filter, span.own) if by is not None}
+    filters |= {by for span in spans for by in span.unless}
     filters |= {by for view in group.views.values() for by in view.filters}
     filters |= {move.filter for move in moves if move.filter is not None}
     for by in filters:

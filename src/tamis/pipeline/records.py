@@ -95,6 +95,7 @@ def _of_queue(
         complete_since=since
         if history is None or since is None
         else history.complete_since(queue_id, end, since),
+        lanes=broker.lanes.get((group, topic, queue_id), ()),
         unknown=broker.unknown,
     )
     if history is None:

@@ -16,7 +16,7 @@ from ..client.cluster import masters
 from ..client.config import ClientConfig
 from ..client.session import Session
 from ..errors import ConsumerOffline, Error, RemoteProtocolError, ResponseError
-from ..fate import Filter, History, history_of
+from ..fate import Filter, History, LaneFacts, history_of
 from ..store import tables
 from ..store.historylines import NAME, read_lines
 from ..wire import beans, bodies, headers
@@ -47,7 +47,9 @@ class BrokerGroups:
     history: History | None
     offsets: Offsets
     members: Mapping[str, Members | None] | None  # None of a group: nobody is connected
-    unknown: tuple[str, ...] = field(default=())  # sentences on what could not be found out
+    unknown: tuple[str, ...] = ()  # sentences on what could not be found out
+    # By group, topic and queue, of groups that are divided (policy `isolate`, a cut-over).
+    lanes: Mapping[tuple[str, str, int], tuple[LaneFacts, ...]] = field(default_factory=dict)
 
 
 def ask_brokers(nameserver: str, topics: Iterable[str], timeout: float) -> list[BrokerGroups]:

@@ -20,9 +20,11 @@ __all__ = [
     "FULL",
     "NO_ROOM",
     "OTHER_FILE",
+    "extension_file",
     "find_flagged",
     "find_tagged",
     "property_spans",
+    "size_of",
     "take_records",
     "unit_places",
 ]
@@ -31,7 +33,7 @@ _EXT_BASE, _EXT_ADDRESS_MAX, _UNIT_BLANK = EXT_BASE, EXT_ADDRESS_MAX, UNIT_BLANK
 
 
 @inlined
-def _size(unit: Address) -> Int:
+def size_of(unit: Address) -> Int:
     """Of its record: the low half of the eight bytes before the code."""
     low = int8(unit + 4) & 0xFFFFFFFF
     return low - 0x100000000 if low >= 0x80000000 else low
@@ -57,7 +59,7 @@ def property_spans(
         at = int8(unit) - file_start
         if at < 0 or at >= file_size:
             return row
-        end = at + _size(unit)
+        end = at + size_of(unit)
         starts[row] = ends[row] = at
         if at + 91 > end or end > file_size:
             continue
@@ -95,7 +97,7 @@ def find_tagged(
         if len(bases) and code & 0xFF == 0x80:
             at = int8(unit + 12) - _EXT_BASE
             if at < start or at >= end:
-                start, end, base = _extension_file(at, bases, first, size)
+                start, end, base = extension_file(at, bases, first, size)
             known = at + 20 <= end and int2(base + at) >= 1
             code = np.int64(load8(base + at + 2)) if known else 0
         else:
@@ -103,7 +105,7 @@ def find_tagged(
         half = code >> 32 & 0xFFFFFFFF
         if known and not (mask >> (half >> 24 & 63) & 1 and _has(codes, half)):
             continue
-        if _size(unit) == _UNIT_BLANK:
+        if size_of(unit) == _UNIT_BLANK:
             continue
         out[found] = number
         found += 1
@@ -113,7 +115,7 @@ def find_tagged(
 
 
 @inlined
-def _extension_file(at: Int, bases: Rows, first: Int, size: Int) -> tuple[Int, Int, Address]:
+def extension_file(at: Int, bases: Rows, first: Int, size: Int) -> tuple[Int, Int, Address]:
     """Start and end of the file that has it, and the address of the sequence's start if it lay
     before the file; nothing if there is none."""
     number = (at - first) // size
@@ -156,7 +158,7 @@ def find_flagged(
         if at <= _EXT_ADDRESS_MAX:
             at -= _EXT_BASE
             if at < start or at >= end:
-                start, end, base = _extension_file(at, bases, first, size)
+                start, end, base = extension_file(at, bases, first, size)
             if at + 20 + (bits >> 3) <= end:
                 extension = base + at
                 is_told = int2(extension) >= 1 and int2(extension + 18) << 3 == bits
@@ -168,7 +170,7 @@ def find_flagged(
                             break
                     if not flags:
                         continue
-        if _size(unit) == _UNIT_BLANK:
+        if size_of(unit) == _UNIT_BLANK:
             continue
         out[found] = number
         found += 1
@@ -236,7 +238,7 @@ def take_records(
                 left = (cold_bytes if is_cold else bytes_) - total
                 if (
                     taken >= messages
-                    or _size(unit) > left
+                    or size_of(unit) > left
                     or taken >= (cold_most if is_cold else most)
                 ):
                     return index, between, taken, total, FULL
@@ -244,7 +246,7 @@ def take_records(
             break
         # 2. its record must be sound
         unit = units + 20 * number
-        size = _size(unit)
+        size = size_of(unit)
         if size == _UNIT_BLANK:
             walked = number + 1
             continue
@@ -278,7 +280,7 @@ def unit_places(
     for index in range(next_, len(numbers)):
         unit = units + 20 * numbers[index]
         at = int8(unit) - file_start
-        if 0 <= at < file_size and _size(unit) != _UNIT_BLANK:
+        if 0 <= at < file_size and size_of(unit) != _UNIT_BLANK:
             out[count] = at
             count += 1
     return count
@@ -293,7 +295,7 @@ def _touch(
     seen = 0
     for index in range(next_, min(next_ + most, len(numbers))):
         unit = units + 20 * numbers[index]
-        at, size = int8(unit) - file_start, _size(unit)
+        at, size = int8(unit) - file_start, size_of(unit)
         if at >= 0 and size <= 4096 and at + size <= stop:
             for line in range(0, size, 64):
                 seen ^= load1(base + at + line)

@@ -43,7 +43,7 @@ from .format import UNIT_BLANK_SIZE
 from .mapped import NO_MAPPINGS, Mappings
 from .seals import NO_SEALS, Sealed
 
-__all__ = ["Limits", "QueueReader", "Selection", "SqlFilter", "Status"]
+__all__ = ["Limits", "QueueReader", "Selection", "SqlFilter", "Status", "Wanted", "code_halves"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -277,7 +277,7 @@ class QueueReader:
         files, size = self._extension_files()  # held while their addresses are used
         at = (files.addresses, files.start, size)
         if isinstance(wanted, TagFilter):
-            found, looked = find_tagged(units, count, _halves(wanted.codes), *at, out)
+            found, looked = find_tagged(units, count, code_halves(wanted.codes), *at, out)
         else:
             bits, born, flags = wanted.bits, wanted.born, _numbers(wanted.positions)
             found, looked = find_flagged(units, count, flags, bits, born, *at, out)
@@ -319,7 +319,7 @@ _TRUE, _ERROR = np.uint8(Outcome.TRUE), np.uint8(Outcome.ERROR)
 
 
 @lru_cache(1024)
-def _halves(codes: frozenset[int]) -> Ints:
+def code_halves(codes: frozenset[int]) -> Ints:
     """The low four bytes of each, as the number they are when read the wrong way round."""
     swapped = np.array(list(codes), dtype=np.int64).astype(">i4").view("<u4")
     return np.sort(swapped.astype(np.int64))

@@ -317,6 +317,13 @@ class GetConsumeStats(Header):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfAnyGroup(Header):
+    """All groups, or one."""
+
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResetOffset(Header):
     """To the broker, and from it to the members of the group."""
 
@@ -523,3 +530,31 @@ class WipeWritePermResponse(Header):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddWritePermResponse(Header):
     add_topic_count: int
+
+
+# Ours.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetMatchingLag(Header):
+    """Of a group, of a topic, or of all; what is not counted by then is said to be incomplete."""
+
+    CODE: ClassVar = RequestCode.GET_MATCHING_LAG
+    consumer_group: str | None = None
+    topic: str | None = None
+    timeout_millis: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeRange(Header):
+    """Messages from `begin` up to `end`; as many of them as are judged by then."""
+
+    CODE: ClassVar = RequestCode.JUDGE_RANGE
+    consumer_group: str
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    class_name: Annotated[str | None, Wire("class")] = None
+    timeout_millis: int | None = None
+    outcomes: bool = False

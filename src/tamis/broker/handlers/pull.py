@@ -49,6 +49,7 @@ from ..members import Consumers
 from ..offsets import Offsets
 from ..queueing import Queueing
 from ..stats import Stats
+from ..takeovers import Takeovers
 from ..topics import RETRY_PREFIX, Topics
 from ..verdicts import Verdicts
 
@@ -104,6 +105,7 @@ class Puller:
         self.recorder = recorder
         self.clock = clock
         self.work = LongWork()
+        self.takeovers = Takeovers(consumers)
         self._tags: dict[str, dict[str, tuple[Subscription, TagFilter | None]]] = {}
 
     def pull_message(self, header: PullMessage, request: Request) -> PullResult:
@@ -156,6 +158,7 @@ class Puller:
         topic = self._check(header, request)
         wanted, source = self._filter(header)
         pull = Pull(self, header, request, wanted, source)
+        self.takeovers.pulled(header.consumer_group, pull.queue, pull.lane, request.peer)
         answer = pull.first()
         if header.sys_flag & _COMMIT_OFFSET:
             place = (header.consumer_group, topic.name, header.queue_id)
@@ -168,6 +171,7 @@ class Puller:
     def forget(self, group: str) -> None:
         """Its last member is gone."""
         self._tags.pop(group, None)
+        self.takeovers.forget(group)
 
     # Who may pull.
 
@@ -299,7 +303,7 @@ class Pull:
 
     __slots__ = ("_at", "_by", "_header", "_request", "_source", "_wanted", "held_since",
                  "held_until", "is_due",
-        "queue")  # fmt: skip
+        "queue", "successor")  # fmt: skip
 
     def __init__(
         self, by: Puller, header: PullMessage, request: Request, wanted: Wanted, source: object
@@ -313,6 +317,11 @@ class Pull:
         self.queue: Queue = (header.topic, header.queue_id)
         self.held_since = self.held_until = 0.0
         self.is_due = False
+        self.successor: Peer | None = None
+
+    @property
+    def lane(self) -> str:
+        return ""
 
     @property
     def peer(self) -> Peer:
@@ -342,6 +351,8 @@ class Pull:
             if self._by.holds.count >= config.pull_backlog:
                 why = f"[OVERLOAD]{config.pull_backlog} pulls are waiting already"
                 return Answer(code=ResponseCode.SYSTEM_BUSY, remark=why)
+            by, group = self._by, self._header.consumer_group
+            by.takeovers.held(group, self.queue, self.lane, self)
             asked = self._header.suspend_timeout_millis / 1000
             self._by.holds.hold(
                 self, asked if config.long_polling else config.short_polling_seconds
@@ -357,6 +368,8 @@ class Pull:
         """Its queue has grown; whether it was answered."""
         self.is_due = self.peer.is_full  # then later: what it does not read would pile up here
         if self.is_due:
+            return False
+        if self._by.takeovers.is_taken_over(self._header.consumer_group, self):
             return False
         try:
             self._look_up_filter()
@@ -471,6 +484,10 @@ class Pull:
         if header.expression_type in (None, "", "TAG"):
             return Filter("TAG", header.subscription or "*")
         return Filter("SQL92", header.subscription or "")
+
+    def unless(self) -> tuple[Filter, ...]:
+        """The filters of others who come first."""
+        return ()
 
     def _answer(self, selection: Selection) -> Answer:
         self._record(selection)

@@ -8,11 +8,12 @@ numbers in `code` mean.
 import numpy as np
 import numpy.typing as npt
 
+from ..logic import Outcome
 from ._numbers import read_double, read_integer
 from ._program import ERROR_ANSWER, HASH_FACTORS, Field, Op
 from .memory import Address, Int, Word, compiled, find64, inlined, load1, load8, lowest_bit, store8
 
-__all__ = ["find_damaged", "find_properties", "run_columns", "run_strings"]
+__all__ = ["count_strings", "find_damaged", "find_properties", "run_columns", "run_strings"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -26,6 +27,7 @@ _ROW = len(Field)
 _PLACE = 3  # where a slot's value lies: address, length (-1 missing), end of what may be read
 _START, _LENGTH, _LIMIT = range(_PLACE)
 _ERROR = ERROR_ANSWER
+_TRUE = int(Outcome.TRUE)
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
 _FACTOR_LENGTH, _FACTOR_WORD = (np.uint64(factor) for factor in HASH_FACTORS)
 _EQUALS, _SEPARATOR = 1, 2  # between name and value, after a value
@@ -85,6 +87,55 @@ def run_strings(
             places,
         )
         out[row] = _outcome(code_rows, steps, texts, choice_rows, places, stack)
+
+
+@compiled
+def count_strings(
+    base: Address,
+    limit: Address,
+    starts: Ints,
+    ends: Ints,
+    heads: Ints,
+    chains: Ints,
+    names: Ints,
+    programs: Ints,
+    depth: Int,
+    counts: Ints,
+) -> None:
+    """As `run_strings`, of several programs: adds to each one's count how many rows it is true of.
+
+    `programs` has a row each: address of its code, steps, address of its texts, of its choices.
+    """
+    slots = len(names)
+    memory = np.empty((slots + 1) * _PLACE + depth + 1, dtype=np.int64)
+    places = memory.ctypes.data
+    stack = places + 8 * (slots + 1) * _PLACE
+    name_rows, head_rows, chain_rows = names.ctypes.data, heads.ctypes.data, chains.ctypes.data
+    program_rows, count_rows = programs.ctypes.data, counts.ctypes.data
+    for slot in range(slots):
+        _set_cell(places, slot, _PLACE, _LIMIT, limit)
+    for row in range(len(starts)):
+        _locate(
+            base + starts[row],
+            base + ends[row],
+            limit,
+            head_rows,
+            chain_rows,
+            name_rows,
+            slots,
+            places,
+        )
+        for number in range(len(programs)):
+            outcome = _outcome(
+                _cell(program_rows, number, 4, 0),
+                _cell(program_rows, number, 4, 1),
+                _cell(program_rows, number, 4, 2),
+                _cell(program_rows, number, 4, 3),
+                places,
+                stack,
+            )
+            known = _cell(count_rows, number, 1, 0)
+            _set_cell(count_rows, number, 1, 0, known + (outcome == _TRUE))
 
 
 @compiled

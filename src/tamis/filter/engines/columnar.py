@@ -18,9 +18,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from ...java import decode_utf8
 from ..nodes import Expr
 from ._kernel import find_damaged, find_properties, run_columns, run_strings
-from ._program import compile_program
+from ._program import Program, compile_program
 
-__all__ = ["BatchFilter", "Outcomes", "PropertyFinder", "column", "compile_batch"]
+__all__ = ["BatchFilter", "NameTable", "Outcomes", "PropertyFinder", "column", "compile_batch"]
 
 Outcomes = npt.NDArray[np.uint8]
 Bytes = npt.NDArray[np.uint8]
@@ -40,8 +40,12 @@ class BatchFilter:
         program = compile_program(expr)
         self.names = program.names
         self._program = program
-        self._names = _NameTable(program.names)
+        self._names = NameTable(program.names)
         self._texts = program.texts.ctypes.data  # alive as long as the program is
+
+    @property
+    def program(self) -> Program:
+        return self._program
 
     def __reduce__(self) -> tuple[type["BatchFilter"], tuple[Expr]]:
         """Travels as its expression: what is compiled holds addresses of this process."""
@@ -177,7 +181,7 @@ class PropertyFinder:
     """Where the values of some properties lie in property strings; nothing is copied."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = _NameTable(tuple(names))
+        self._names = NameTable(tuple(names))
 
     def find(self, buffer: Buffer, starts: Offsets, ends: Offsets) -> tuple[Offsets, Offsets]:
         """(start in the buffer, length or -1 if missing), a row a name, a column a string."""
@@ -198,7 +202,7 @@ class PropertyFinder:
         return found[0], found[1]
 
 
-class _NameTable:
+class NameTable:
     """How the kernel knows a wanted name: by two bytes to a chain of slots, then eight at once."""
 
     def __init__(self, names: tuple[str, ...]) -> None:

@@ -44,6 +44,7 @@ public final class ClientDriver {
         commands.put("send", producers::send);
         commands.put("checks", producers::checks);
         commands.put("push", consumers::startPush);
+        commands.put("subscribe", consumers::subscribe);
         commands.put("received", consumers::received);
         commands.put("assignment", consumers::assignment);
         commands.put("lite", consumers::startLite);

@@ -59,6 +59,7 @@ final class Consumers {
         consumer.setAwaitTerminationMillisWhenShutdown(5000);  // what was heard is committed
         consumer.setMaxReconsumeTimes(request.getIntValue("max_reconsume"));
         consumer.setConsumeMessageBatchMaxSize(request.getIntValue("batch"));
+        consumer.setPostSubscriptionWhenPull(request.getBooleanValue("post_subscription"));
         if (request.containsKey("strategy")) {
             consumer.setAllocateMessageQueueStrategy(AssignOracle.strategyOf(request.getString("strategy"), request));
         }
@@ -121,6 +122,12 @@ final class Consumers {
             }
             return failed;
         }
+    }
+
+    /** Subscribes a push consumer that runs to a topic, which gives the subscription a new version and a heartbeat. */
+    Object subscribe(JSONObject request) throws MQClientException {
+        find(pushes, request).subscribe(request.getString("topic"), selector(request));
+        return null;
     }
 
     /** Everything the consumer's listener was given. */
