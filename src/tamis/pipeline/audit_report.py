@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..errors import ConfigError
 from ..fate import Fate, Filter
 from ..spark.groups import BrokerGroups
-from .backtest import check_file
+from . import files
 from .fates import width_of
 
 if TYPE_CHECKING:
@@ -86,13 +87,16 @@ class _Event:
 
 
 def check(path: str) -> None:
-    """Raises ConfigError if a file can't be put there."""
-    check_file(path)
+    """Raises ConfigError if a file can't be put there. Its directory is made when it is written."""
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} is a directory: name a file")
+    files.check_writable(str(Path(path).parent), f"report {path}")
 
 
 def write(page: Page, path: str) -> None:
     """Replace the report when the new one is whole."""
     new = Path(path).with_name(f".{Path(path).name}.new")
+    new.parent.mkdir(parents=True, exist_ok=True)
     try:
         new.write_text(to_html(page), "utf-8")
         new.replace(path)
