@@ -265,6 +265,31 @@ def test_what_was_lost_is_sent_once_to_the_group_that_missed_it(
     scenario.members.close()
 
 
+def test_a_time_chooses_messages_and_a_topic_that_nobody_read_has_no_fates(
+    spark: SparkSession, scenario: Scenario, files: Callable[..., Config], tmp_path: Path
+) -> None:
+    here = f'nameserver = "{scenario.cluster.nameserver}"'
+    times = [
+        row.store_timestamp
+        for row in spark.read.format("rocketmq")
+        .options(nameserver=scenario.cluster.nameserver, topic=TOPIC)
+        .load()
+        .collect()
+    ]
+    middle = sorted(times)[COUNT // 2]
+    millis = round(middle.timestamp() * 1000)
+    before = audit.run(spark, files(AUDIT, source=f"{here}\nend = {millis}")).messages
+    after = audit.run(spark, files(AUDIT, source=f"{here}\nstart = {millis}")).messages
+    assert (before, after) == (sum(t < middle for t in times), sum(t >= middle for t in times))
+
+    create_topic(scenario.cluster, "unread", queues=1)
+    text = AUDIT.replace("audited", "unread").replace("out/", "unread/")
+    file = tmp_path / "unread.toml"
+    file.write_text(text.format(source=here, format="parquet"))
+    summary = audit.run(spark, load(file))
+    assert "no group is known to have read the topic" in "\n".join(summary.lines())
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -303,6 +328,7 @@ def test_the_command_prints_totals_and_json(
     assert "LOST_TO_INCONSISTENCY" in done.stderr or "CONSUMED" in done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert {one["group"] for one in told["groups"]} == {*GROUPS}
+    assert replay.run(spark, files(REPLAY), dry_run=True).messages == told["lost"]
     assert (
         CliRunner().invoke(tamis, ["pipeline", "run", str(config.file), "--continuous"]).exit_code
         == 2

@@ -178,7 +178,9 @@ class _Job:
             unknown=[text for broker in self._brokers for text in broker.unknown],
         )
         if not self._groups:
-            self.summary.notes.append("no group is known to have read the topic")
+            self.summary.notes.append(
+                "no group is known to have read the topic: nothing was judged or written"
+            )
 
     def describe(self) -> AuditSummary:
         self.summary.status = "not run"
@@ -188,6 +190,8 @@ class _Job:
         summary, audit = self.summary, self._audit
         summary.started = datetime.now(UTC).isoformat(timespec="seconds")
         began = time.perf_counter()
+        if not self._groups:
+            return summary
         groups = self._records()
         judged, messages = self._judged(groups)
         judged.persist()

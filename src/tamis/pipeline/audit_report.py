@@ -253,6 +253,7 @@ def to_html(page: Page) -> str:
         if summary.lost
         else "No message was lost to members that subscribe differently, as far as is known."
     )
+    started = summary.started.replace("T", " ").replace("+00:00", " UTC")
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -262,8 +263,9 @@ def to_html(page: Page) -> str:
         f"<h1>Audit of {_text(topics)}</h1>",
         f'<p class="verdict {"bad" if summary.lost else "good"}">{_text(verdict)}</p>',
         f"<p>{summary.messages:,} messages of {_text(summary.source)}, judged for "
-        f"{len(summary.groups):,} groups; {_text(summary.started.replace('T', ' '))}</p>",
-        *_unknown(page),
+        f"{len(summary.groups):,} groups; {_text(started)}</p>",
+        *_told("What is not known", summary.unknown),
+        *_told("Notes", summary.notes),
     ]
     if summary.groups and summary.messages:
         parts += ["<h2>Totals</h2>", _totals(page), _legend(page), *_plots(page)]
@@ -271,16 +273,11 @@ def to_html(page: Page) -> str:
     return "\n".join([*parts, "</body></html>", ""])
 
 
-def _unknown(page: Page) -> list[str]:
-    told = [*page.summary.unknown, *page.summary.notes]
-    if not told:
+def _told(title: str, texts: Sequence[str]) -> list[str]:
+    if not texts:
         return []
-    return [
-        "<h2>What is not known</h2>",
-        "<ul>",
-        *(f"<li>{_text(text)}</li>" for text in dict.fromkeys(told)),
-        "</ul>",
-    ]
+    items = [f"<li>{_text(text)}</li>" for text in dict.fromkeys(texts)]
+    return [f"<h2>{title}</h2>", "<ul>", *items, "</ul>"]
 
 
 def _used(page: Page) -> list[Fate]:
@@ -358,7 +355,7 @@ def _window(page: Page) -> tuple[int, int]:
     first, end = min([first, *shown]), max([end, *shown])
     edge = (end - first) // 50
     width = max(width_of(first, end), page.over_time.width)
-    return min(first - edge, first - first % width), max(end + edge, end - end % width + width)
+    return min(first - edge, first - first % width), max(end + edge, -(-end // width) * width)
 
 
 def _timeline(events: Sequence[_Event]) -> list[str]:

@@ -36,7 +36,7 @@ _WIDTHS: Final = (
     *(10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000),
     *(604_800_000, 31_449_600_000),
 )
-_STRETCHES: Final = 60  # of a batch, and of a plot
+_STRETCHES: Final = 120  # of a batch, and of a plot
 _LOST_NUMBER: Final = FATES.index(Fate.LOST_TO_INCONSISTENCY)
 _NAMED: Final = ("topic", "broker", "queue_id", "offset", "store_timestamp", "tags", "message_id")
 
