@@ -1,6 +1,7 @@
 """A broker in the test's own loop, and a client that says what it is told to."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,8 +27,10 @@ SMALL: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def running(store: Path, **settings: Any) -> AsyncIterator[tuple[Broker, "Client"]]:
-    broker = Broker(BrokerConfig(port=0, **(SMALL | settings)), store)
+async def running(
+    store: Path, *, clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> AsyncIterator[tuple[Broker, "Client"]]:
+    broker = Broker(BrokerConfig(port=0, **(SMALL | settings)), store, clock=clock)
     await broker.start()
     client = await Client.connect(broker.address)
     client.store = broker.store

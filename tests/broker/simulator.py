@@ -147,6 +147,7 @@ class Simulator:
     tenures: dict[tuple[str, int], int] = field(default_factory=dict)
     starts: dict[tuple[str, int], int] = field(default_factory=dict)  # where the tenure began
     _tenure: Iterator[int] = field(default_factory=count)
+    _killed: int = 0  # tenures before this one began before the broker was last killed
 
     def __post_init__(self) -> None:
         self.records = [[] for _ in range(self.queue_count)]
@@ -247,6 +248,10 @@ class Simulator:
                 if reading.tenure == tenure and not reading.is_acknowledged:
                     reading.is_acknowledged = True
                     record.is_touched = True
+        if tenure is not None and tenure < self._killed:
+            # it may have read so far before the broker was killed: that can't be told from a seek
+            for record in self.records[queue][self.committed.get(queue, 0) : offset]:
+                record.may_be_unknown = True
         self.move(queue, offset)
 
     def move(self, queue: int, offset: int) -> None:
@@ -283,6 +288,7 @@ class Simulator:
                 self.committed[queue] = offset
         for record in self._all():
             record.may_be_unknown |= record.is_touched
+        self._killed = next(self._tenure)
         self.saved()
         self._forget_members()
 

@@ -394,7 +394,8 @@ def test_logs_are_one_line_an_event(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", started["time"])
     with running(tmp_path, *given, "--log-level", "warning") as server:
         assert server.stop() == 0
-        assert server.logs == []
+        (line,) = server.logs  # messages can be lost, which is said at every start
+        assert "subscription_conflicts rocketmq" in line
 
 
 @pytest.fixture

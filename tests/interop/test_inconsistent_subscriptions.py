@@ -96,7 +96,7 @@ def test_our_broker_explains_exactly_the_lost_ones_as_lost(
             if message not in outcome.sent and message.tag == "TagB"
         ]
 
-    disagreement.race(losing_cluster, java, tmp_path, winner=winner, pause=1.5, check=check)
+    disagreement.race(losing_cluster, java, tmp_path, winner=winner, check=check)
 
 
 def test_members_whose_pulls_bring_their_tags_lose_what_is_in_the_others_queues(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ConfigError, StoreError
+from ..fate.filters import Filter
 from ..filter.bloom import BloomFilter
 from ..message import Host
 from ..net.aio import Peer
@@ -28,6 +29,7 @@ from ..wire.bodies import TopicConfig
 from . import dispatch, supervisor
 from ._sends import Sends
 from .config import BrokerConfig, Settings
+from .conflicts import Conflicts
 from .delay import Delays
 from .filters import Filters
 from .groups import Groups
@@ -41,15 +43,17 @@ from .intake import Intake
 from .lag import Lags
 from .latency import Latency
 from .locks import Locks
-from .members import Consumers, Producers
+from .members import ConsumerGroup, Consumers, Producers
 from .offsets import Offsets
 from .queueing import Queueing
 from .quotas import Quotas
 from .readers import Readers, last_filter
 from .registration import Registrar
+from .rules import Rules
 from .saving import Saver
 from .stats import Stats
 from .supervisor import FilterServerProcesses
+from .tending import GivenUp, Tending
 from .topics import Topics
 from .transactions import Transactions
 from .verdicts import Verdicts
@@ -150,6 +154,11 @@ class Broker:
         self.quotas = self.topics.quotas = self.groups.quotas = Quotas(self.settings, self._clock)
         self.consumers, self.producers = Consumers(), Producers()
         self.recorder = Recorder(folder, self.settings, self.consumers, self._first_offset, now)
+        self.rules = Rules(folder, store)
+        self.conflicts = Conflicts(
+            self.settings, self.rules, self.consumers, self.offsets, self.recorder, self._clock
+        )
+        self.tending = Tending(self.settings, self.conflicts, self.consumers, store, self._clock)
         self.lags = Lags(store)
         self.readers = Readers(
             self.settings, store, self.topics, self.consumers, self.offsets, self.filters
@@ -191,6 +200,7 @@ class Broker:
             self._clock,
         )
         self.puller.work = self.server.work
+        self.puller.conflicts = self.conflicts
         self.sender = Sender(
             self.settings,
             store,
@@ -203,6 +213,7 @@ class Broker:
             store_host,
             now,
         )
+        self.sender.conflicts = self.conflicts
         self.sends = Sends(
             self.settings,
             self.intake,
@@ -225,6 +236,7 @@ class Broker:
         self.background.keep("transactions", self.transactions.run)
         self._every(lambda: 0.0, self._flush)  # it sleeps itself
         self._every(lambda: _SWEEP, self._sweep)
+        self._every(lambda: _SWEEP, self._tend_lanes)
         self._every(lambda: _SAVE_OFFSETS, self._save_offsets)
         self._every(lambda: _SAVE_FILTERS, self._save_filters)
         self._every(lambda: _CLEAN, self.clean)
@@ -241,12 +253,23 @@ class Broker:
         self.saver.add("history", self.recorder)
         self.saver.add("consumer offsets", self.offsets)
         self.saver.add("delay offsets", self.delays)
+        self.saver.add("group rules", self.rules)
         self.queueing.on_delayed = self.delays.wake
         self.topics.on_change = self._topic_changed
         self.groups.on_change = lambda: self.saver.soon("groups")
         self.filter_servers.on_change = self.registrar.changed
         self.consumers.on_change = self.notices.changed
         self.consumers.on_empty = self._group_left
+        self.consumers.on_leave = self.conflicts.left
+        self.consumers.on_reset = self.conflicts.reset
+        self.groups.on_delete = self.conflicts.forget
+        self.rules.on_change = lambda: self.saver.soon("group rules")
+        self.locks.name_of = self.conflicts.lock_name
+        self.readers.lanes = self.conflicts.readers
+        self.conflicts.on_divided = self.notices.changed
+        self.conflicts.on_united = self._group_united
+        self.conflicts.wake = self.holds.grown
+        self.tending.on_lane_given_up = self._lane_given_up
         self.consumers.on_member = self.recorder.member_changed
         self.readers.last_filter = lambda group, topic: last_filter(
             self.recorder.history(group, topic)
@@ -293,6 +316,7 @@ class Broker:
 
     def _peer_closed(self, peer: Peer) -> None:
         self.filter_servers.drop(peer)
+        self.conflicts.drop(peer)
         self._departed.put_nowait(peer)
 
     async def _see_off(self) -> None:
@@ -325,6 +349,22 @@ class Broker:
         self.filters.leave(group)
         self.puller.forget(group)
 
+    def _lane_given_up(self, lane: GivenUp) -> None:
+        for (topic, queue_id), (start, end, _) in lane.left.items():
+            one = lane.filters[topic]
+            self.recorder.moved(
+                *(lane.group, topic, queue_id, start, end),
+                by="the broker",
+                why="no member had this subscription any more, and the time to hold it was over",
+                lane=lane.lane,
+                wanted=Filter(one.kind, one.text),
+            )
+
+    def _group_united(self, group: ConsumerGroup) -> None:
+        """Its members agree again: their SQL is the group's, whoever registered last."""
+        self.filters.make_way_for(group.name, group.subscriptions.values())
+        self.filters.register(group.name, group.subscriptions.values())
+
     def _filters_changed(self) -> None:
         if self.settings.config.bitmaps:
             self.store.set_filters(self.filters.all(), self.filters.compiled)
@@ -333,6 +373,8 @@ class Broker:
     def _reconfigured(self, old: BrokerConfig, new: BrokerConfig) -> None:
         if old.permission != new.permission:
             self.registrar.changed()
+        if old.subscription_conflicts != new.subscription_conflicts:
+            self.conflicts.policy_changed()
 
     # What runs beside the requests.
 
@@ -388,12 +430,20 @@ class Broker:
             self.queueing.stored()
         self.store.correct_queues(_CLEAN_SLICE)
 
+    async def _tend_lanes(self) -> None:
+        if self.conflicts.divisions:
+            work = self.server.work
+            await self.tending.tend(
+                lambda: work.turn(self.tending), lambda job: work.call(self.tending, job)
+            )
+
     async def _save_offsets(self) -> None:
         self.transactions.note_progress()
         self.recorder.note_progress()
         self.saver.soon("history")
         self.saver.soon("consumer offsets")
         self.saver.soon("delay offsets")
+        self.saver.soon("group rules")
 
     async def _save_filters(self) -> None:
         self.filters.clean(self.settings.config.filter_keep_seconds)

@@ -42,6 +42,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "bloom_groups": (1, 10_000),
     "bloom_error_percent": (1, 99),
     "filter_keep_seconds": (0, 10 * _YEAR),
+    "isolate_hold_seconds": (0, _YEAR),
     "filter_servers": (0, 64),
     "short_polling_seconds": (0, 3600),
     "pull_messages": (1, 1_000_000),
@@ -114,6 +115,12 @@ class BrokerConfig:
     bloom_groups: Annotated[int, Switch("expectConsumerNumUseFilter")] = 32
     bloom_error_percent: Annotated[int, Switch("maxErrorRateOfBloomFilter")] = 20
     filter_keep_seconds: Annotated[float, Switch("filterDataCleanTimeSpan", live=True)] = 86_400.0
+    # What becomes of members of a group that subscribe differently; isolate costs, see conflicts.md
+    subscription_conflicts: Annotated[
+        Literal["rocketmq", "reject", "isolate"], Switch("subscriptionConflicts", live=True)
+    ] = "rocketmq"
+    # How long what only gone members wanted is kept for them; raising it delays the group's offset
+    isolate_hold_seconds: Annotated[float, Switch("isolateHoldSeconds", live=True)] = 600.0
 
     # Filter servers beside it.
     filter_servers: Annotated[int, Switch("filterServerNums")] = 0  # each is a process
@@ -172,7 +179,7 @@ class BrokerConfig:
             value = getattr(self, name)
             allowed = get_args(kind) if get_origin(kind) is Literal else None
             if allowed and value not in allowed:
-                raise ConfigError(f"{name} = {value!r}: it takes {' or '.join(allowed)}")
+                raise ConfigError(f"{name} = {value!r}: it takes {_or(allowed)}")
             if allowed is None and type(value) is not kind:
                 if kind is float and type(value) is int:
                     object.__setattr__(self, name, float(value))
@@ -291,6 +298,10 @@ def _read(switch: Switch, kind: Any, key: str, text: str) -> Any:
         return kind(text)
     except (ValueError, KeyError):
         raise ConfigError(f"{key} = {text!r}: it takes {_KINDS[kind]}") from None
+
+
+def _or(values: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
 
 
 def _show(switch: Switch, value: Any) -> str:

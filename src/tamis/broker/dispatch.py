@@ -18,6 +18,7 @@ from .handlers import (
     monitor,
     queries,
     remote,
+    rules,
     topics,
     transaction,
     verdicts,
@@ -42,8 +43,11 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         b.filters,
         b.offsets,
         b.recorder,
-        lambda group: "rocketmq",
+        b.conflicts.policy,
+        b.conflicts.lane_facts,
     )
+
+    deciding = rules.Deciding(name, b.conflicts, b.consumers, b.filters, b.topics, b.store, b.now)
 
     async def finished(result: Result, request: Request) -> Answer | None:
         """The answer that a handler's result comes to."""
@@ -100,14 +104,15 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.LITE_PULL_MESSAGE: Route(h.PullMessage, b.puller.pull_message),
         code.CONSUMER_SEND_MSG_BACK: Route(h.SendMessageBack, b.sender.send_back),
         code.QUERY_CONSUMER_OFFSET: Route(
-            h.QueryConsumerOffset, current(partial(clients.query_offset, b.offsets, b.store))
+            h.QueryConsumerOffset,
+            current(partial(clients.query_offset, b.offsets, b.store, b.conflicts)),
         ),
         code.UPDATE_CONSUMER_OFFSET: Route(
             h.UpdateConsumerOffset,
-            partial(clients.update_offset, b.settings, b.offsets, b.recorder),
+            partial(clients.update_offset, b.settings, b.offsets, b.recorder, b.conflicts),
         ),
         code.GET_CONSUMER_LIST_BY_GROUP: Route(
-            h.OfConsumerGroup, partial(clients.consumer_list, b.consumers)
+            h.OfConsumerGroup, partial(clients.consumer_list, b.consumers, b.conflicts)
         ),
         code.LOCK_BATCH_MQ: Route(None, partial(locks.lock_queues, b.locks)),
         code.UNLOCK_BATCH_MQ: Route(None, partial(locks.unlock_queues, b.locks)),
@@ -122,6 +127,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 b.consumers,
                 b.producers,
                 b.filters,
+                b.conflicts,
             ),
         ),
         code.UNREGISTER_CLIENT: Route(
@@ -190,6 +196,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 "groups",
                 "consumer offsets",
                 "history",
+                "group rules",
             ),
         ),
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(None, partial(groups.all_groups, b.groups)),
@@ -253,6 +260,16 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.CONSUME_MESSAGE_DIRECTLY: Route(
             h.ConsumeDirectly, partial(remote.consume_directly, name, b.consumers, b.store)
         ),
+        # Members that disagree.
+        code.SET_GROUP_POLICY: Route(
+            h.SetGroupPolicy,
+            durable(partial(rules.set_policy, deciding), "group rules", "consumer offsets"),
+        ),
+        code.SET_GROUP_FILTER: Route(
+            h.SetGroupFilter,
+            durable(current(partial(rules.set_filter, deciding)), "group rules"),
+        ),
+        code.GET_GROUP_RULES: Route(h.GetGroupRules, partial(rules.get_rules, deciding)),
         # The broker.
         code.GET_BROKER_RUNTIME_INFO: Route(
             None,

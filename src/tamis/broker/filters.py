@@ -264,6 +264,14 @@ class Filters:
             if not kept:
                 del self._faults[group]
 
+    def make_way_for(self, group: str, subscriptions: Iterable[Subscription]) -> None:
+        """Drops what the group had in place of these, whatever the versions are: its members agree,
+        so it is of members that are gone."""
+        for one in subscriptions:
+            entry = self._entries.get((one.topic, group))
+            if entry is not None and (one.is_tags or entry.data.expression != one.expression):
+                self._unfile((one.topic, group))
+
     def _is_due(self, group: str, one: Subscription) -> bool:
         """Whether it is another than what is known; else that is kept, or revived."""
         key = (one.topic, group)

@@ -32,6 +32,7 @@ class Groups(Mapping[str, GroupConfig]):
         self.path = folder / "subscriptionGroup.json"
         self.changes = 0
         self.on_change: Callable[[], None] = lambda: None
+        self.on_delete: Callable[[str], None] = lambda group: None
         self.quotas: Quotas | None = None
         self._groups, self.version = tables.load_groups(folder)
         for name in _MADE_AT_START:
@@ -76,6 +77,7 @@ class Groups(Mapping[str, GroupConfig]):
             return False
         log.info("group %s: deleted", group)
         self._changed()
+        self.on_delete(group)
         return True
 
     def _changed(self) -> None:

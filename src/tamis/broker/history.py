@@ -56,7 +56,7 @@ def filter_of(subscription: Subscription | None) -> Filter | None:
     if subscription.class_filter_mode:
         return Filter("CODE", subscription.expression)
     if subscription.is_tags:
-        return Filter("TAG", subscription.expression or "*")
+        return Filter("TAG", subscription.expression)
     return Filter("SQL92", subscription.expression)
 
 
@@ -69,6 +69,7 @@ class _Topic:
     filters: Counter[Filter] = field(default_factory=Counter)
     readers: set[tuple[str, str, int, str]] = field(default_factory=set)  # keys of `_readers`
     resets: dict[int, int] = field(default_factory=dict)  # by queue: spans before it are done with
+    last_moves: dict[int, Move] = field(default_factory=dict)  # by queue
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +117,7 @@ class Recorder:
         self._next_number = 0
         self._is_to_be_rewritten = False
         self._is_too_large = False
+        self._forgotten = 0  # when groups were last dropped for want of room
         self._is_closed = False
         self._size_when_new = self._file.size
         self.changes = 0
@@ -146,6 +148,7 @@ class Recorder:
         for spans in history.queues.values():
             self._next_number = max(self._next_number, *(span.number + 1 for span in spans))
         for move in history.moves:
+            topic.last_moves[move.queue_id] = move
             if move.why == RESET:
                 numbers = [
                     span.number
@@ -309,6 +312,9 @@ class Recorder:
     ) -> None:
         """What a member has that filters by code is seen only by what it commits."""
         if after < before:
+            history = known.history
+            who, why = member, "an offset was set"
+            self.moved(history.group, history.topic, queue_id, before, after, who, why)
             return
         spans = known.history.queues.get(queue_id)
         last = spans[-1] if spans else None
@@ -349,6 +355,7 @@ class Recorder:
         )
         known = self._topic(group, topic)
         known.history.moves.append(move)
+        known.last_moves[queue_id] = move
         if why == RESET:  # members begin anew
             known.resets[queue_id] = self._next_number
             self._readers.pop((group, topic, queue_id, lane), None)
@@ -379,6 +386,7 @@ class Recorder:
             old, new = filter_of(before.get(topic)), filter_of(after.get(topic))
             if _is_ignored(group.name, topic):
                 continue
+            is_new = (group.name, topic) not in self._topics
             known = self._topic(group.name, topic)
             history = known.history
             change = Change(self._millis(), member.client_id, old, new)
@@ -387,6 +395,9 @@ class Recorder:
             self._write({"t": "change", "g": group.name, "o": topic, "c": fields})
             self._set_kind(history, group)
             distinct = set(known.filters)
+            if is_new:  # its view is of today's members
+                self.disagreements += len(distinct) > 1
+                continue
             if old is not None:
                 known.filters[old] -= 1
                 if known.filters[old] <= 0:
@@ -420,9 +431,6 @@ class Recorder:
         self._write(
             {"t": "view", "g": history.group, "o": history.topic, "n": known.view, "v": fields}
         )
-
-    def group_deleted(self, group: str) -> None:
-        self._forget(lambda key: key[0] == group, {"t": "gone", "g": group})
 
     def topic_deleted(self, topic: str) -> None:
         self._forget(lambda key: key[1] == topic, {"t": "gone", "o": topic})
@@ -458,9 +466,16 @@ class Recorder:
         if known is None:
             while len(self._topics) >= _MOST_TOPICS:
                 self._drop(next(iter(self._topics)))  # the first that came
-                self.since = self._millis()  # of what is left, some may have been there before
-            known = self._topics[group, topic] = _Topic(GroupHistory(group, topic, self.since))
-            self._put_view(known, {})
+                self._forgotten = self._millis()
+            since = max(self.since, self._forgotten)
+            known = self._topics[group, topic] = _Topic(GroupHistory(group, topic, since))
+            online = self._consumers.groups.get(group)
+            members = {} if online is None else online.members
+            for member in members.values():
+                by = filter_of(member.subscriptions.get(topic))
+                if by is not None:
+                    known.filters[by] += 1
+            self._put_view(known, members)
         return known
 
     def _drop(self, key: tuple[str, str]) -> None:
@@ -504,29 +519,47 @@ class Recorder:
         most = min(limit, max(_LEAST_SIZE, _GROWTH * self._size_when_new))
         if not self._is_to_be_rewritten and self._file.size <= most:
             return self.flush
-        with self._lock:  # what waits is in the new file
-            self._lines, self._moved, self._is_to_be_rewritten = [], {}, False
+        self._is_to_be_rewritten = False
         return lambda: self._rewrite(limit)
 
     def flush(self) -> None:
         """Write what waits, from any thread. Raises OSError."""
         with self._lock:
             lines, self._lines = self._lines, []
-            moved, self._moved = self._moved, {}
+        moved = self._progress()
         ends = [
-            orjson.dumps({"t": "end", "n": span.number, "e": span.end, "a": span.acked})
-            for span in list(moved)
+            orjson.dumps({"t": "end", "n": span.number, "e": end, "a": acked})
+            for span, end, acked in moved
         ]
         try:
             self._file.append([*lines, *ends])
         except OSError:
-            with self._lock:
-                self._lines[:0] = lines
-                self._moved = {**moved, **self._moved}
+            self._put_back(lines)
             raise
+        self._saved(moved)
+
+    def _put_back(self, lines: list[bytes]) -> None:
+        """What could not be written waits for the next attempt."""
+        with self._lock:
+            self._lines[:0] = lines
+
+    def _progress(self) -> list[tuple[Span, int, int]]:
+        """How far spans are that have got further."""
+        return [(span, span.end, span.acked) for span in list(self._moved)]
+
+    def _saved(self, moved: list[tuple[Span, int, int]]) -> None:
+        """The loop may move spans on meanwhile: it sets the number first, then notes the span; here
+        it is the other way round, so that no change is missed."""
+        for span, end, acked in moved:
+            self._moved.pop(span, None)
+            if (span.end, span.acked) != (end, acked):
+                self._moved[span] = None
 
     def _rewrite(self, limit: int) -> None:
         """Write all that is kept to a new file, in another thread. Raises OSError."""
+        with self._lock:
+            waiting, self._lines = self._lines, []  # all of it will be in the new file
+        moved = self._progress()
         lines = [orjson.dumps({"t": "since", "time": self.since})]
         for known in list(self._topics.values()):
             value = undisturbed(known.history.to_json)
@@ -537,7 +570,9 @@ class Recorder:
             self._file.replace(lines)
         except OSError:
             self._is_to_be_rewritten = True
+            self._put_back(waiting)
             raise
+        self._saved(moved)
         self._size_when_new = self._file.size
         if self._file.size > limit // 2:
             self._is_too_large = self._is_to_be_rewritten = True
@@ -575,7 +610,7 @@ class Recorder:
         if not dropped:
             for key in list(self._topics)[: len(self._topics) // 4 + 1]:
                 self._drop(key)
-            self.since = self._millis()
+            self._forgotten = self._millis()
 
     def _drop_spans(self, known: _Topic, queue_id: int, gone: Iterable[Span]) -> None:
         dropped = set(gone)
@@ -619,8 +654,7 @@ def _differs(before: Subscription | None, after: Subscription) -> bool:
 
 def _is_reset(known: _Topic, queue_id: int, after: int) -> bool:
     """Whether setting an offset is what the members were told to do."""
-    moves = (move for move in reversed(known.history.moves) if move.queue_id == queue_id)
-    last = next(moves, None)
+    last = known.last_moves.get(queue_id)
     return last is not None and last.after == after and last.why == RESET
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import ResponseError
+from ..net.aio import Peer
 from ..wire.bodies import MessageQueue
 from ..wire.codes import ResponseCode
 
@@ -31,6 +32,8 @@ class Locks:
         self._now = now
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
         self._next_purge = 0.0
+        # under which the locks of a member are kept: those of a divided group have several names
+        self.name_of: Callable[[str, Peer], str] = lambda group, peer: group
 
     def __len__(self) -> int:
         return len(self._locks)

@@ -15,6 +15,8 @@ from typing import Final
 from ..net.aio import Peer
 from ..wire.bodies import ConsumerData, Subscription
 from ..wire.codes import Language
+from .lanes import lane_filters
+from .topics import RETRY_PREFIX
 
 __all__ = ["ConsumerGroup", "Consumers", "Member", "Producers"]
 
@@ -63,6 +65,24 @@ class ConsumerGroup:
                 found.setdefault(topic, {}).setdefault(_text(one), []).append(member.client_id)
         return {topic: said for topic, said in found.items() if len(said) > 1}
 
+    def agrees(self) -> bool:
+        """Whether all members want the same, however they write it."""
+        count = len(self.members)
+        for topic, said in self._said.items():
+            if not topic.startswith(RETRY_PREFIX) and (len(said) > 1 or said.total() != count):
+                break
+        else:
+            return True
+        several = (lane_filters(one.subscriptions.values()) for one in self.members.values())
+        first = next(several)
+        return all(one == first for one in several)
+
+    def resubscribe(self) -> None:
+        """The group's subscriptions are what its members subscribe to, whatever was before."""
+        self.subscriptions = {}
+        for member in self.members.values():
+            self.subscriptions |= member.subscriptions
+
     def _join(self, member: Member) -> bool:
         """In the place of what it was, if it was there. Returns whether it subscribes to something
         else."""
@@ -103,9 +123,20 @@ class ConsumerGroup:
                 if topic in member.subscriptions:
                     who.setdefault(_text(member.subscriptions[topic]), []).append(member.client_id)
             log.warning(
-                "group %s: its members subscribe differently to %s, messages will be lost: %.2000s",
+                "group %s: its members subscribe differently to %s: %.2000s",
                 *(self.name, topic, who),
             )
+
+    def _with_topics_of_others(self, said: list[Subscription]) -> list[Subscription]:
+        named = {one.topic for one in said}
+        known = self.subscriptions
+        return said + [known[one] for one in self._said if one not in named and one in known]
+
+    def _make_way_for(self, said: Iterable[Subscription]) -> None:
+        for one in said:
+            known = self.subscriptions.get(one.topic)
+            if known is not None and _text(known) != _text(one):
+                del self.subscriptions[one.topic]
 
     def _subscribe(self, subscriptions: Iterable[Subscription]) -> bool:
         """Whether there are topics more or less; a higher version alone is no change."""
@@ -147,7 +178,8 @@ def _text(one: Subscription) -> str:
 class Consumers:
     """`on_change`: a group has other members or topics. `on_empty`: its last member left.
     `on_member`: a member subscribes to something else than before, which is given; to nothing at
-    all if it left."""
+    all if it left. `on_leave`: a member left. `on_reset`: members are told to go elsewhere in a
+    topic."""
 
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
@@ -156,6 +188,8 @@ class Consumers:
         self.on_member: Callable[[ConsumerGroup, Member, Mapping[str, Subscription]], None] = (
             lambda group, member, before: None
         )
+        self.on_leave: Callable[[ConsumerGroup, Member], None] = lambda group, member: None
+        self.on_reset: Callable[[str, str, Mapping[int, int]], None] = lambda *_: None
         self._groups_of: dict[Peer, dict[str, None]] = {}
         self.count = 0  # memberships
 
@@ -163,7 +197,17 @@ class Consumers:
         """Names of the groups that a connection is in."""
         return self._groups_of.get(peer, {})
 
-    def heartbeat(self, data: ConsumerData, member: Member) -> None:
+    def heartbeat(
+        self,
+        data: ConsumerData,
+        member: Member,
+        *,
+        is_divided: bool = False,
+        is_agreed: bool = False,
+    ) -> bool:
+        """`is_divided`: members may differ, and each is served by its own. `is_agreed`: they do not
+        differ, so what this one says holds, whatever its version. Returns whether the member is
+        new or says something else than before."""
         group = self.groups.get(data.group)
         if group is None:
             group = self.groups[data.group] = ConsumerGroup(data.group)
@@ -190,11 +234,18 @@ class Consumers:
             self._groups_of.setdefault(member.peer, {})[data.group] = None
             self.count += 1
         member.subscriptions = {one.topic: one for one in data.subscriptions}
-        changed = group._subscribe(data.subscriptions)
-        if group._join(member):
+        said = data.subscriptions
+        if is_divided:
+            said = group._with_topics_of_others(said)
+        elif is_agreed:
+            group._make_way_for(said)
+        changed = group._subscribe(said)
+        is_other = group._join(member)
+        if is_other:
             self.on_member(group, member, known.subscriptions if known is not None else {})
         if is_new or changed:
             self.on_change(group)
+        return is_new or is_other
 
     def leave(self, peer: Peer, group: str) -> None:
         self._leave(peer, self.groups.get(group), "left")
@@ -226,6 +277,7 @@ class Consumers:
         else:
             del self.groups[group.name]
         before, member.subscriptions = member.subscriptions, {}
+        self.on_leave(group, member)
         self.on_member(group, member, before)
         if group.members:
             self.on_change(group)

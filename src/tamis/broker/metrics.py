@@ -141,7 +141,25 @@ class _BrokerCollector(Collector):
                 for task, count in getattr(tasks, name).copy().items():
                     family.add_metric([task], count)
             yield family
+        conflicts, tending = broker.conflicts, broker.tending
+        yield GaugeMetricFamily(
+            "tamis_groups_disagreeing",
+            "Groups whose members subscribe differently now.",
+            len(conflicts.disagreeing),
+        )
+        yield GaugeMetricFamily(
+            "tamis_groups_divided",
+            "Groups whose members are each served by their own subscription now.",
+            len(conflicts.divisions),
+        )
         for name, what, value in (
+            ("subscription_conflicts",
+             "Times that members of a group came to subscribe differently.", conflicts.conflicts),
+            ("heartbeats_rejected", "Members refused because they disagree.", conflicts.refusals),
+            ("lanes_given_up", "Subscriptions without members that were no longer held.",
+             tending.given_up),
+            ("lane_messages_given_up", "Messages such a subscription matched and had not consumed.",
+             tending.messages_given_up),
             ("connections_refused", "Connections closed at once, for there are enough.",
              server.refused),
             ("connections_paused", "Not read from for a while: they held too much memory.",

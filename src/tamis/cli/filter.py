@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..filter.explain import Explanation, Part, TagExplanation
     from ..filter.lint import Finding
 
-__all__ = ["filter_group", "print_explanation", "print_findings"]
+__all__ = ["filter_group", "print_explanation", "print_findings", "print_parts"]
 
 _COLOURS = {"true": "green", "false": "red", "null": "yellow", "error": "magenta", "skipped": None}
 _SEVERITIES = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -185,12 +185,17 @@ def _test_tags(expression: str, properties: dict[str, str], strict: bool, as_jso
 def print_explanation(explanation: "Explanation") -> None:
     _print_verdict(explanation.outcome.matched, explanation.reason)
     click.echo()
-    rows = list(_rows(explanation.part, 0))
+    print_parts(list(_rows(explanation.part, 0)))
+
+
+def print_parts(rows: "list[tuple[str, str, str]]", indent: str = "  ") -> None:
+    """Print the parts of an expression: the outcome of each, its text, what its operands were."""
     width = min(max(len(text) for _, text, _ in rows), 60)
     for outcome, text, facts in rows:
-        line = f"  {click.style(f'{outcome:<7}', fg=_COLOURS[outcome])}  {text}"
+        line = f"{indent}{click.style(f'{outcome:<7}', fg=_COLOURS[outcome])}  {text}"
         if facts:
-            gap = "\n" + " " * (width + 13) if len(text) > width else " " * (width - len(text) + 2)
+            margin = len(indent) + width + 11
+            gap = "\n" + " " * margin if len(text) > width else " " * (width - len(text) + 2)
             line += gap + click.style(facts, dim=True)
         click.echo(line)
 

@@ -17,10 +17,12 @@ from .admin import groups, offsets, topics
 from .consume import consume
 from .demo import demo
 from .doctor import doctor
+from .explain import explain
 from .filter import filter_group
 from .filterserver import filterserver
 from .options import is_of_spark
 from .pipeline import pipeline_group
+from .rules import filter_command, policy, rules
 from .send import send
 from .server import broker, nameserver, up
 from .store import store_group
@@ -55,8 +57,11 @@ for server in (up, nameserver, broker, filterserver):
 tamis.add_command(send)
 tamis.add_command(consume)
 tamis.add_command(topics)
+for command in (policy, filter_command, rules):
+    groups.add_command(command)
 tamis.add_command(groups)
 tamis.add_command(offsets)
+tamis.add_command(explain)
 tamis.add_command(doctor)
 tamis.add_command(demo)
 tamis.add_command(filter_group)

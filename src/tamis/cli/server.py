@@ -7,6 +7,7 @@ server takes requests it says so in one line on standard output; logs go to stan
 import asyncio
 import difflib
 import json
+import logging
 import socket
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ..nameserver.config import NameServerConfig
 
 __all__ = ["broker", "nameserver", "up"]
+
+log = logging.getLogger(__name__)
 
 _DATA: Final = "tamis-data"
 
@@ -423,7 +426,27 @@ async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", given: _G
         stack.push_async_callback(asyncio.to_thread, exporter.close)  # it waits for a scrape
         host = config.advertise if config.bind in _EVERYWHERE else config.bind
         told += f", metrics http://{show_address(host, exporter.port)}/metrics"
+    level = logging.WARNING if config.subscription_conflicts == "rocketmq" else logging.INFO
+    log.log(level, _policy(config))
     return told
+
+
+def _policy(config: "BrokerConfig") -> str:
+    """What becomes of members of a group that subscribe differently."""
+    if config.subscription_conflicts == "rocketmq":
+        return (
+            "subscription_conflicts rocketmq: members of a group that subscribe differently LOSE "
+            "messages, as in RocketMQ; reject or isolate them to lose none"
+        )
+    if config.subscription_conflicts == "reject":
+        return (
+            "subscription_conflicts reject: a member that subscribes differently from the others "
+            "of its group is refused"
+        )
+    return (
+        "subscription_conflicts isolate: members of a group that subscribe differently are each "
+        "served by their own subscription"
+    )
 
 
 def _promise(config: "BrokerConfig") -> str:

@@ -6,19 +6,21 @@ error, for half the truth looks like the whole of it.
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
-from ..errors import ConfigError, ConsumerOffline, Error, GroupNotFound, TopicNotFound
+from ..errors import ConfigError, Error, GroupNotFound, TopicNotFound
+from ..fate import Judgement
 from ..wire import beans, bodies, headers
 from ..wire.bodies import MessageQueue, Perm, Subscription
 from ..wire.codes import RequestCode, ResponseCode, version_name
-from . import lag, lookups, resets
+from . import explaining, grouprules, lag, lookups, resets
 from .cluster import BrokerInfo, brokers, each, masters, places
 from .config import ClientConfig, Moment, check_group, check_topic, millis
+from .groupmembers import connections, running_info
 from .received import RETRY_PREFIX, ReceivedMessage, retry_topic
 from .reports import (
     GroupInfo,
@@ -319,7 +321,7 @@ class Admin:
         """With its offsets and the messages it was to be given again; its dead letters stay.
         Raises GroupNotFound, and Error if it has members: they would bring it back."""
         known = await self._group_settings(name)
-        if members := await self._connections(name):
+        if members := await connections(self._session, name):
             clients = {one.client_id for found in members.values() for one in found.connections}
             raise Error(f"group {name} has members ({', '.join(sorted(clients))}): stop them first")
         everyone = await masters(self._session)
@@ -329,10 +331,49 @@ class Admin:
         with suppress(TopicNotFound):  # it never had a member
             await self.delete_topic(retry_topic(name))
 
+    async def set_group_policy(self, group: str, policy: str) -> list[dict[str, Any]]:
+        """What becomes of members that disagree: `rocketmq`, `reject`, `isolate`, or `default` for
+        each broker's own setting. At all masters; returns the rules each of them has then. Raises
+        Error if one is not Tamis's."""
+        check_group(group)
+        return await grouprules.set_policy(self._session, group, policy)
+
+    async def set_group_filter(
+        self,
+        group: str,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        start: Literal["now"] | int | Mapping[int, int] | None = None,
+        time: Moment | None = None,
+        old_tags: str | None = None,
+        old_sql: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Has another filter in force from an offset, from a time, or from each queue's end on
+        (`now`, if nothing is given); before it the old filter holds. At all masters that have the
+        topic; returns what each of them decided."""
+        check_group(group)
+        check_topic(topic)
+        new, old = grouprules.expression(tags, sql), None
+        if old_tags is not None or old_sql is not None:
+            old = grouprules.expression(old_tags, old_sql)
+        begin = grouprules.start(start, millis(time) if time is not None else None)
+        return await grouprules.set_filter(self._session, group, topic, new, old, begin)
+
+    async def cancel_group_filter(self, group: str, topic: str) -> list[dict[str, Any]]:
+        """Ends a cut-over before it is done."""
+        return await grouprules.cancel_filter(self._session, group, topic)
+
+    async def group_rules(self, group: str | None = None) -> list[dict[str, Any]]:
+        """Policies, cut-overs and lanes, of one group or of all that have some, by broker. A broker
+        that is not Tamis's has none and is left out."""
+        return await grouprules.get(self._session, group)
+
     async def group(self, name: str) -> GroupInfo:
         """Raises GroupNotFound."""
         known = await self._group_settings(name)
-        connected = await self._connections(name)
+        connected = await connections(self._session, name)
         subscriptions: dict[str, Subscription] = {}
         asking: dict[str, Awaitable[GroupMember]] = {}
         for broker, found in connected.items():
@@ -356,22 +397,6 @@ class Admin:
             consume_from_where=some.consume_from_where if some is not None else "",
         )
 
-    async def _connections(self, group: str) -> dict[str, bodies.ConsumerConnection]:
-        """By the brokers it has members at."""
-
-        async def ask(_: str, address: str) -> bodies.ConsumerConnection | None:
-            header = headers.OfConsumerGroup(consumer_group=group)
-            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
-            try:
-                answer = await self._session.ask(address, header, code=code)
-            except ConsumerOffline:
-                return None
-            found = beans.decode(bodies.ConsumerConnection, answer.body)
-            return found if found.connections else None
-
-        made = await each(await masters(self._session), ask)
-        return {broker: found for broker, found in made.items() if found is not None}
-
     async def _member(self, group: str, broker: str, one: bodies.Connection) -> GroupMember:
         """What it says itself; the broker asks it for us."""
         member = GroupMember(
@@ -380,14 +405,11 @@ class Admin:
             language=one.language,
             version=version_name(one.version),
         )
-        header = headers.GetRunningInfo(consumer_group=group, client_id=one.client_id)
         try:
-            address = await self._session.routes.master(broker)
-            answer = await self._session.ask(address, header)
-            found = beans.decode(bodies.RunningInfo, answer.body).subscriptions
+            said = await running_info(self._session, group, broker, one.client_id)
         except (Error, TimeoutError, ValueError) as error:
             return replace(member, error=str(error))
-        return replace(member, subscriptions={one.topic: one for one in found})
+        return replace(member, subscriptions={one.topic: one for one in said.subscriptions})
 
     # Offsets
 
@@ -468,7 +490,7 @@ class Admin:
         """
         goal = resets.Goal(to=to, time_ms=_millis(time), offset=offset, queue=queue, force=force)
         planned = await self._planned(group, topic, goal)
-        online = set(await self._connections(group))
+        online = set(await connections(self._session, group))
         return await resets.reset(self._session, group, topic, goal, planned, online=online)
 
     # Messages
@@ -490,6 +512,44 @@ class Admin:
         """The newest, the oldest of them first; stored from `begin` to `end`."""
         times = _millis(begin), _millis(end)
         return await lookups.by_key(self._session, topic, key, limit, *times)
+
+    async def explain(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        queue_id: int | None = None,
+        offset: int | None = None,
+        broker: str | None = None,
+        group: str | None = None,
+    ) -> list[Judgement]:
+        """Return why a message was, or was not, consumed, by each group of its topic or by one.
+
+        The message is named by its id (of a unique key the topic is asked for, if there are many),
+        by a key of its topic, which several messages may have, or by its place in a queue. Raises
+        NotFound, GroupNotFound, TopicNotFound, and ConfigError if it is not named in one way.
+        """
+        ways = [message_id is not None, key is not None, (queue_id, offset) != (None, None)]
+        if ways.count(True) != 1:
+            raise ConfigError("name the message in one way: an id, a key, or a queue and an offset")
+        if message_id is None and topic is None:
+            raise ConfigError("a key, or a queue and an offset, needs the topic")
+        if ways[2] and (queue_id is None or offset is None or min(queue_id, offset) < 0):
+            raise ConfigError("a queue and an offset are both needed, and not less than 0")
+        if group is not None:
+            await self._group_settings(group)
+        if queue_id is not None and offset is not None and topic is not None:
+            queue = await explaining.find_queue(self._session, topic, queue_id, broker)
+            messages = [(queue, offset)]
+        else:
+            messages = await explaining.find_messages(
+                self._session, message_id, topic=topic, key=key
+            )
+        judgements = []
+        for queue, at in messages:
+            judgements += await explaining.explain(self._session, queue, at, group)
+        return judgements
 
 
 def _millis(moment: Moment | None) -> int | None:

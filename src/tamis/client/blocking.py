@@ -13,13 +13,14 @@ It is one long module because it has no logic to split: a line or two for each m
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from ..errors import Error, UnreadableMessage
+from ..fate import Judgement
 from ..message import Message
 from ..wire.bodies import MessageQueue, Subscription
 from ._background import Facade, pass_on, result
@@ -551,6 +552,39 @@ class Admin(Facade):
             broker=broker,
         )
 
+    def set_group_policy(self, group: str, policy: str) -> list[dict[str, Any]]:
+        return self._run(self._inner.set_group_policy, group, policy)
+
+    def set_group_filter(
+        self,
+        group: str,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        start: Literal["now"] | int | Mapping[int, int] | None = None,
+        time: Moment | None = None,
+        old_tags: str | None = None,
+        old_sql: str | None = None,
+    ) -> list[dict[str, Any]]:
+        return self._run(
+            self._inner.set_group_filter,
+            group,
+            topic,
+            tags=tags,
+            sql=sql,
+            start=start,
+            time=time,
+            old_tags=old_tags,
+            old_sql=old_sql,
+        )
+
+    def cancel_group_filter(self, group: str, topic: str) -> list[dict[str, Any]]:
+        return self._run(self._inner.cancel_group_filter, group, topic)
+
+    def group_rules(self, group: str | None = None) -> list[dict[str, Any]]:
+        return self._run(self._inner.group_rules, group)
+
     def delete_group(self, name: str) -> None:
         self._run(self._inner.delete_group, name)
 
@@ -622,3 +656,25 @@ class Admin(Facade):
         end: Moment | None = None,
     ) -> list[ReceivedMessage]:
         return self._run(self._inner.messages_by_key, topic, key, limit=limit, begin=begin, end=end)
+
+    def explain(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        queue_id: int | None = None,
+        offset: int | None = None,
+        broker: str | None = None,
+        group: str | None = None,
+    ) -> list[Judgement]:
+        return self._run(
+            self._inner.explain,
+            message_id,
+            topic=topic,
+            key=key,
+            queue_id=queue_id,
+            offset=offset,
+            broker=broker,
+            group=group,
+        )

@@ -2,16 +2,16 @@
 
 from typing import Final
 
-from ..errors import Error, NotFound, ServerFault
+from ..errors import Error, NotFound, ResponseError, ServerFault
 from ..message import Host, PropertyName
-from ..wire import headers, record
-from ..wire.bodies import MessageQueue
+from ..wire import beans, headers, record
+from ..wire.bodies import MessageQueue, QueueUnit, QueueUnits
 from ..wire.codes import ResponseCode
 from . import cluster
 from .received import ReceivedMessage, decode_one
 from .session import Session
 
-__all__ = ["by_id", "by_key"]
+__all__ = ["by_id", "by_key", "by_unique_key", "unit_at", "view"]
 
 _ALWAYS: Final = 2**63 - 1
 _UNIQUE_KEY_LIMIT: Final = 32  # brokers give so many, whatever is asked for
@@ -64,6 +64,54 @@ async def _query(
     is_unique_key: str | None = None,
 ) -> list[ReceivedMessage]:
     """What all indexes have under the hash of the key, in the order it was stored in."""
+    asked = await cluster.places(session, topic)
+    return await _query_at(session, asked, topic, key, limit, begin, end, is_unique_key)
+
+
+async def by_unique_key(
+    session: Session, asked: dict[str, str], topic: str, key: str, limit: int = _UNIQUE_KEY_LIMIT
+) -> list[ReceivedMessage]:
+    """Return the messages of a topic with a unique key, in the order they were stored in, from the
+    brokers that are `asked`; they need not have the topic."""
+    messages = await _query_at(session, asked, topic, key, limit, 0, _ALWAYS, "true")
+    return [one for one in messages if one.properties.get(PropertyName.UNIQUE_KEY) == key]
+
+
+async def unit_at(session: Session, queue: MessageQueue, offset: int) -> QueueUnit | None:
+    """Return what a queue has at an offset: where the message lies, its tags code, its bitmap;
+    None if there is nothing."""
+    address = await session.routes.master(queue.broker_name)
+    header = headers.QueryConsumeQueue(
+        topic=queue.topic, queue_id=queue.queue_id, index=offset, count=1
+    )
+    try:
+        answer = await session.ask(address, header)
+    except ResponseError:
+        return None
+    units = beans.decode(QueueUnits, answer.body).units if answer.body else []
+    return units[0] if units else None
+
+
+async def view(session: Session, broker: str, log_offset: int) -> ReceivedMessage | None:
+    """Return the message that lies there in a broker's log; None if there is none."""
+    address = await session.routes.master(broker)
+    try:
+        answer = await session.ask(address, headers.ViewMessage(offset=log_offset))
+    except ResponseError:
+        return None
+    return _received(session, answer.body, broker)[0]
+
+
+async def _query_at(
+    session: Session,
+    asked: dict[str, str],
+    topic: str,
+    key: str,
+    limit: int,
+    begin: int,
+    end: int,
+    is_unique_key: str | None,
+) -> list[ReceivedMessage]:
     header = headers.QueryMessage(
         topic=topic,
         key=key,
@@ -80,7 +128,7 @@ async def _query(
             return []
         return _received(session, answer.body, name)
 
-    found = (await cluster.each(await cluster.places(session, topic), ask)).values()
+    found = (await cluster.each(asked, ask)).values()
     return sorted((one for some in found for one in some), key=lambda one: one.store_timestamp)
 
 

@@ -16,7 +16,8 @@ from .filters import Filter, FilterKind
 from .history import GroupHistory, History, Span
 from .judge import judge
 from .loading import history_of
-from .track import track_type
+from .standing import MemberNow, standing_reading
+from .track import apache_track, track_type
 
 __all__ = [
     "Fate",
@@ -27,13 +28,16 @@ __all__ = [
     "History",
     "Judgement",
     "LaneFacts",
+    "MemberNow",
     "MessageFacts",
     "Move",
     "Reading",
     "RetryFacts",
     "Span",
     "View",
+    "apache_track",
     "history_of",
     "judge",
+    "standing_reading",
     "track_type",
 ]

@@ -157,6 +157,8 @@ class GroupFacts:
     lanes: tuple[LaneFacts, ...] = ()
     policy: str = ""
     bitmap_bit: bool | None = None  # what the message's bitmap says of the group
+    has_offsets: bool | None = None  # of any topic; None if `committed` is all that is known
+    has_retry_topic: bool = True
     unknown: tuple[str, ...] = ()
 
 

@@ -16,7 +16,7 @@ from ..filter.logic import Outcome
 from ..filter.parser import parse
 from ..filter.tags import TagFilter, parse_tags, tags_code
 
-__all__ = ["EVERYTHING", "Filter", "FilterKind"]
+__all__ = ["EVERYTHING", "Filter", "FilterKind", "tags_of"]
 
 FilterKind = Literal["TAG", "SQL92", "CODE"]
 
@@ -72,6 +72,13 @@ class Filter:
 
 
 EVERYTHING = Filter("TAG", "*")
+
+
+def tags_of(by: Filter) -> frozenset[str]:
+    """Return the tags that a filter names (RocketMQ's `tagsSet`): none if it wants all messages,
+    and none of SQL and code."""
+    tags = _tags(by.text) if by.kind == "TAG" else None
+    return frozenset() if tags is None or by.matches_all else frozenset(tags.tags)
 
 
 @lru_cache(4096)

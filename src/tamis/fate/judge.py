@@ -1,9 +1,10 @@
 """The fate of one message for one group.
 
-What decides is the last time the group's progress passed the message: who was reading the queue
-then, by which filter the broker answered, what that member's own client keeps, and what the other
-members of the group wanted. Questions are asked in the order of `judge`; the first that applies
-gives the fate. What the facts do not tell is UNKNOWN, and the reason says what is missing.
+A message that a member was given and acknowledged is consumed, whenever that was. Otherwise the
+last time the group's progress passed it decides: who was reading the queue then, by which filter
+the broker answered, what that member's own client keeps, and what the other members wanted.
+Questions are asked in the order of `judge`; the first that applies gives the fate. What the facts
+do not tell is UNKNOWN, and the reason says what is missing.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from ..filter.logic import Outcome
 from ..filter.parser import parse
 from .facts import EXPIRED, UNSAVED, Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
 from .filters import Filter
-from .track import track_type
+from .track import apache_track
 
 __all__ = ["judge"]
 
@@ -36,7 +37,7 @@ def judge(message: MessageFacts, group: GroupFacts) -> Judgement:
         or _by_filters(message, group, looks)
         or _by_ignorance(message, group)
     )
-    evidence = _evidence(message, group, looks) | {"track": track_type(fate)}
+    evidence = _evidence(message, group, looks) | {"track": apache_track(message, group)}
     return Judgement(group=group.group, fate=fate, reason=reason, evidence=evidence)
 
 
@@ -169,6 +170,12 @@ def _waiting_lane(message: MessageFacts, group: GroupFacts) -> Decision | None:
 def _by_expiry(message: MessageFacts, group: GroupFacts) -> Decision | None:
     if message.properties is not None or _is_passed(message, group):
         return None
+    if any(reading.acknowledged for reading in group.readings):
+        return (
+            Fate.EXPIRED,
+            f"It was read once; then the group was set back to {group.committed or 0}, and it left "
+            "the log before it was read again.",
+        )
     return (
         Fate.EXPIRED,
         f"It left the log before the group got to it: the queue begins at {group.first_offset} "
@@ -245,11 +252,12 @@ def _by_filters(message: MessageFacts, group: GroupFacts, looks: list[_Look]) ->
     unacknowledged = [one for one in looks if one.is_delivered]
     if unacknowledged:
         given = unacknowledged[-1].reading.member
+        again = "it read on" if given == reading.member else f"{reading.member} read it"
         return (
             Fate.UNKNOWN,
-            f"It was given to {given}, which lost the queue before it acknowledged it; "
-            f"{reading.member}, which took over, did not get it. Whether {given} had processed it "
-            "is not known.",
+            f"It was given to {given}, which did not acknowledge it before {again} by "
+            f"{reading.filter}, which does not give it out: whether {given} had processed it by "
+            "then is not known.",
         )
     if look.server is None:
         return (
@@ -321,7 +329,7 @@ def _as_of_now(message: MessageFacts, group: GroupFacts) -> str:
     if outcome is None:
         return ""
     verb = "match" if outcome is Outcome.TRUE else "not match"
-    return f". By the filter of today, {group.effective}, it would {verb}"
+    return f" (by the filter of today, {group.effective}, it would {verb})"
 
 
 # What the questions share.
@@ -354,7 +362,7 @@ def _time(milliseconds: int) -> str:
 
 def _why_not(message: MessageFacts, by: Filter) -> str:
     if by.kind == "SQL92":
-        return _sql_reason(message, by)
+        return _sql_reason(message, by).removeprefix("It does not match: ")
     if by.kind == "CODE":
         return f"{by} said no."
     tag = message.tag

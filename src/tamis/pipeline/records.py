@@ -95,11 +95,14 @@ def _of_queue(
         complete_since=since
         if history is None or since is None
         else history.complete_since(queue_id, end, since),
-        lanes=broker.lanes.get((group, topic, queue_id), ()),
+        lanes=broker.rules.lanes(group, topic, queue_id),
         unknown=broker.unknown,
     )
     if history is None:
-        return GroupOfQueue(facts=facts)
+        standing = broker.standing.get((group, topic, queue_id))
+        if standing is None:
+            return GroupOfQueue(facts=facts)
+        return GroupOfQueue(facts=facts, spans=standing[:1], views={0: standing[1]})
     spans = tuple(history.queues.get(queue_id, ()))
     views = {number: history.views[number] for number in {span.view for span in spans}
              if number in history.views}  # fmt: skip

@@ -6,21 +6,23 @@ do not tell who is connected: then that part is None.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ..client.admin import Admin
 from ..client.cluster import masters
 from ..client.config import ClientConfig
 from ..client.session import Session
+from ..client.wirefacts import filter_of
 from ..errors import ConsumerOffline, Error, RemoteProtocolError, ResponseError
-from ..fate import Filter, History, LaneFacts, history_of
+from ..fate import Filter, History, LaneFacts, Span, View, history_of
 from ..store import tables
 from ..store.historylines import NAME, read_lines
 from ..wire import beans, bodies, headers
 from ..wire.codes import RequestCode, ResponseCode
+from .concluding import CONCLUDED, concluded_spans
 
 __all__ = ["BrokerGroups", "Members", "ask_brokers", "disagreements", "read_store"]
 
@@ -39,6 +41,31 @@ class Members:
     subscriptions: Mapping[str, Filter]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """What was decided about groups whose members disagree."""
+
+    isolated: frozenset[str] = frozenset()  # groups whose members are each served as they want
+    divided: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # lanes
+
+    def lanes(self, group: str, topic: str, queue_id: int) -> tuple[LaneFacts, ...]:
+        """Return what a fate on the queue is judged by; nothing if the group is not divided."""
+        made = []
+        for lane in self.divided.get(group, ()):
+            by = lane["filters"].get(topic)
+            progress = [one["offset"] for one in lane["progress"]
+                        if (one["topic"], one["queue"]) == (topic, queue_id)]  # fmt: skip
+            made.append(
+                LaneFacts(
+                    key=lane["id"],
+                    filter=None if by is None else Filter(by["kind"], by["text"]),
+                    committed=progress[0] if progress else None,
+                    members=tuple(lane["members"]),
+                )
+            )
+        return tuple(made)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerGroups:
     """All groups of some topics, as one broker knows them."""
@@ -48,8 +75,9 @@ class BrokerGroups:
     offsets: Offsets
     members: Mapping[str, Members | None] | None  # None of a group: nobody is connected
     unknown: tuple[str, ...] = ()  # sentences on what could not be found out
-    # By group, topic and queue, of groups that are divided (policy `isolate`, a cut-over).
-    lanes: Mapping[tuple[str, str, int], tuple[LaneFacts, ...]] = field(default_factory=dict)
+    rules: GroupRules = field(default_factory=GroupRules)
+    # By group, topic and queue, where there is no history: a span that was concluded.
+    standing: Mapping[tuple[str, str, int], tuple[Span, View]] = field(default_factory=dict)
 
 
 def ask_brokers(nameserver: str, topics: Iterable[str], timeout: float) -> list[BrokerGroups]:
@@ -86,14 +114,39 @@ async def _ask_broker(
         topic, _, group = name.partition("@")
         offsets[topic, group] = queues
     history = await _history(session, broker, address, topics)
-    unknown = () if history is not None else (f"{broker} keeps no history",)
+    rules = GroupRules() if history is None else await _rules(session, address)
     groups = {group for topic, group in offsets if topic in topics}
     if history is not None:
         groups |= {group for group, topic in history.groups if topic in topics}
     groups |= await _subscribers(session, address, topics)
     members = await _all(sorted(groups), lambda group: _members(session, address, group))
+    standing: dict[tuple[str, str, int], tuple[Span, View]] = {}
+    unknown: tuple[str, ...] = ()
+    if history is None:
+        unknown = (f"{broker} keeps no history of who read what",)
+        standing = await concluded_spans(session, broker, topics, sorted(groups), offsets)
+        if standing:
+            unknown = (CONCLUDED.format(broker=broker),)
     return BrokerGroups(
-        broker=broker, history=history, offsets=offsets, members=members, unknown=unknown
+        broker=broker,
+        history=history,
+        offsets=offsets,
+        members=members,
+        unknown=unknown,
+        rules=rules,
+        standing=standing,
+    )
+
+
+async def _rules(session: Session, address: str) -> GroupRules:
+    try:
+        answer = await session.ask(address, headers.GetGroupRules())
+    except ResponseError:  # a broker that keeps history, but has no policies
+        return GroupRules()
+    groups = json.loads(answer.body)["groups"]
+    return GroupRules(
+        frozenset(one["group"] for one in groups if one["policy"] == "isolate"),
+        {one["group"]: one["lanes"] for one in groups if one["lanes"]},
     )
 
 
@@ -149,16 +202,8 @@ async def _members(session: Session, address: str, group: str) -> Members | None
         tuple(sorted(one.client_id for one in found.connections)),
         found.consume_type,
         found.message_model,
-        {topic: _filter(one) for topic, one in found.subscriptions.items()},
+        {topic: filter_of(one) for topic, one in found.subscriptions.items()},
     )
-
-
-def _filter(subscription: bodies.Subscription) -> Filter:
-    if subscription.class_filter_mode:
-        return Filter("CODE", subscription.expression)
-    if subscription.is_tags:
-        return Filter("TAG", subscription.expression or "*")
-    return Filter("SQL92", subscription.expression)
 
 
 async def _all(
@@ -201,6 +246,8 @@ def disagreements(
     found: dict[tuple[str, str], str] = {}
     for broker in ask_brokers(nameserver, sorted({topic for _, topic in pairs}), timeout):
         for group, topic in pairs:
+            if group in broker.rules.isolated:
+                continue  # a copy goes to members that want it
             if broker.history is None:
                 said = _asked_of_members(nameserver, group, topic, timeout)
             else:

@@ -108,6 +108,9 @@ class RequestCode(IntEnum):
     GET_FILTER_SERVER_STATUS = 12302  # ours: what a filter server runs, as JSON
     EXPLAIN_MESSAGE = 12310  # ours: the fate of a message for each group, as JSON
     GET_HISTORY = 12311  # ours: who read what by which filter, as JSON
+    SET_GROUP_FILTER = 12313  # ours: another filter for a group, from an offset on
+    GET_GROUP_RULES = 12314  # ours: policies, cut-overs and lanes of groups, as JSON
+    SET_GROUP_POLICY = 12315  # ours: what becomes of members that disagree
     GET_MATCHING_LAG = 12312  # ours: exact lag of groups, as JSON
     GET_FILTER_VERDICTS = 12316  # ours: what filters said lately, as JSON
     JUDGE_RANGE = 12320  # ours: what a filter server's class says of some messages, as JSON

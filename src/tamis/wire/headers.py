@@ -558,3 +558,35 @@ class JudgeRange(Header):
     class_name: Annotated[str | None, Wire("class")] = None
     timeout_millis: int | None = None
     outcomes: bool = False
+
+
+# Ours: rules of groups.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetGroupFilter(Header):
+    """`start` is `now`, `offset:N`, `time:MILLISECONDS` or `queues:` and a JSON object of offsets.
+    Without `old_kind` the old filter is what is in force."""
+
+    CODE: ClassVar = RequestCode.SET_GROUP_FILTER
+    group: str
+    topic: str
+    kind: str | None = None  # TAG or SQL92
+    expression: str | None = None
+    start: Annotated[str, Wire("from")] = "now"
+    old_kind: str | None = None
+    old_expression: str | None = None
+    cancel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetGroupRules(Header):
+    CODE: ClassVar = RequestCode.GET_GROUP_RULES
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetGroupPolicy(Header):
+    CODE: ClassVar = RequestCode.SET_GROUP_POLICY
+    group: str
+    policy: str

@@ -25,6 +25,7 @@ from ...wire.headers import (
     UpdateConsumerOffset,
 )
 from ..config import Settings
+from ..conflicts import Conflicts
 from ..filters import MOST_TAGS, Filters, is_quick, try_compile
 from ..groups import Groups
 from ..history import Recorder
@@ -62,6 +63,7 @@ def heartbeat(
     consumers: Consumers,
     producers: Producers,
     filters: Filters,
+    conflicts: Conflicts,
     header: None,
     request: Request,
     now: Callable[[], float] = time.monotonic,
@@ -100,10 +102,23 @@ def heartbeat(
         elif "@" in name:
             refused = f"the group {name!r}: there may be no @ in its name"
             continue
+        why = conflicts.refusal(name, member(), consumer.subscriptions)
+        if why is not None:
+            conflicts.refuse(name, member(), why)
+            refused = why
+            continue
+        yield from conflicts.compile_steps(name, consumer.subscriptions)
+        is_agreed = conflicts.is_agreed(name, peer, consumer.subscriptions)
+        if is_agreed:
+            filters.make_way_for(name, consumer.subscriptions)
         # before the group is told of: its pulls may follow at once
         yield from filters.register_steps(name, consumer.subscriptions)
         if not peer.is_closed:
-            consumers.heartbeat(consumer, member())
+            is_divided = name in conflicts.divisions
+            is_other = consumers.heartbeat(
+                consumer, member(), is_divided=is_divided, is_agreed=is_agreed
+            )
+            conflicts.joined(name, peer, is_other)
     for producer in data.producers:
         yield None
         if peer.is_closed:
@@ -218,12 +233,15 @@ def unregister(
 
 
 @stepwise
-def consumer_list(consumers: Consumers, header: OfConsumerGroup, request: Request) -> Steps[Answer]:
+def consumer_list(
+    consumers: Consumers, conflicts: Conflicts, header: OfConsumerGroup, request: Request
+) -> Steps[Answer]:
+    """Of a group that is divided, a member is told of those it shares the queues with."""
     group = consumers.groups.get(header.consumer_group)
     if group is None:
         why = f"no consumer for this group, {header.consumer_group}"
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
-    body = yield from beans.encode_steps(ConsumerIds(ids=group.client_ids))
+    body = yield from beans.encode_steps(ConsumerIds(ids=conflicts.client_ids(group, request.peer)))
     return Answer(Nothing(), body)
 
 
@@ -257,6 +275,7 @@ def update_offset(
     settings: Settings,
     offsets: Offsets,
     recorder: Recorder,
+    conflicts: Conflicts,
     header: UpdateConsumerOffset,
     request: Request,
 ) -> Answer:
@@ -271,6 +290,8 @@ def update_offset(
         )
         raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
     queue = (header.consumer_group, header.topic, header.queue_id)
+    if conflicts.is_needed and conflicts.commit(*queue, header.commit_offset, request.peer):
+        return Answer(Nothing())
     before = offsets.commit(*queue, header.commit_offset)
     if before != header.commit_offset:
         recorder.committed(*queue, before, header.commit_offset, request.peer)
@@ -278,11 +299,19 @@ def update_offset(
 
 
 def query_offset(
-    offsets: Offsets, store: Store, header: QueryConsumerOffset, request: Request
+    offsets: Offsets,
+    store: Store,
+    conflicts: Conflicts,
+    header: QueryConsumerOffset,
+    request: Request,
 ) -> Answer:
     """Without one a new group begins at the start, if the queue still has its start and that is
     not far behind; else the client decides where."""
     found = offsets.get(header.consumer_group, header.topic, header.queue_id)
+    if conflicts.is_needed:
+        queue_of_lane = (header.topic, header.queue_id)
+        own = conflicts.offset(header.consumer_group, request.peer, queue_of_lane)
+        found = own if own is not None else found
     if found is not None and found >= 0:
         return Answer(OffsetResponse(offset=found))
     queue = store.find_queue(header.topic, header.queue_id)

@@ -12,6 +12,7 @@ import orjson
 
 from ...errors import CorruptRecord, ResponseError
 from ...fate import Fate, Filter, GroupFacts, GroupHistory, MessageFacts, RetryFacts, judge
+from ...fate.facts import LaneFacts
 from ...filter.bloom import BitArray
 from ...filter.logic import Outcome
 from ...message import DELAY_TOPIC, PropertyName, StoredMessage
@@ -49,6 +50,7 @@ class Explainer:
     offsets: Offsets
     recorder: Recorder
     policy: Callable[[str], str]  # of a group, for members that disagree
+    lanes: Callable[[str, str, int], tuple[LaneFacts, ...]]  # of a group on a queue
 
     def groups(self, topic: str) -> list[str]:
         """Those that consume the topic, did, or subscribe to it."""
@@ -136,7 +138,10 @@ class Explainer:
             unsaved_from=history.unsaved_from(queue_id, offset) if history is not None else None,
             retry=copies.get(name),
             policy=self.policy(name),
+            lanes=self.lanes(name, topic, queue_id),
             bitmap_bit=_bitmap_bit(message, filter_data),
+            has_offsets=bool(self.offsets.topics(name)),
+            has_retry_topic=retry_topic(name) in self.topics,
         )
 
     def copies(self, message: StoredMessage, groups: list[str]) -> Steps[dict[str, RetryFacts]]:

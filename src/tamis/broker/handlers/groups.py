@@ -410,12 +410,15 @@ def reset_offset(
                 f"Group: {name} Topic: {header.topic} Timestamp: {header.timestamp}"
             )
             raise ResponseError(ResponseCode.CONSUMER_NOT_ONLINE, why)
+    if group is not None:
+        _check_versions(group.members.values())
     for queue_id, offset in table.items():
         before, who = offsets.get(name, header.topic, queue_id), str(request.peer)
         if before != offset:
             recorder.moved(name, header.topic, queue_id, before, offset, who, "a reset")
     queues = {MessageQueue(header.topic, broker, i): offset for i, offset in table.items()}
     if group is not None:
+        consumers.on_reset(name, header.topic, table)
         yield from _push_reset(group, header, queues)
     else:
         for queue_id, offset in table.items():
@@ -446,7 +449,6 @@ def _reset_to(
 def _push_reset(
     group: ConsumerGroup, header: ResetOffset, queues: dict[MessageQueue, int]
 ) -> Steps[None]:
-    _check_versions(group.members.values())
     fields = ResetOffset(topic=header.topic, group=group.name, timestamp=header.timestamp)
     plain = yield from beans.encode_steps(ResetOffsets(offsets=queues))
     items = []

@@ -17,14 +17,16 @@ _REFUSAL: Final = "a body that can't be read"
 @stepwise
 def lock_queues(locks: Locks, header: None, request: Request) -> Steps[Answer]:
     wanted = yield from decode_steps(LockRequest, request, _REFUSAL)
-    held = yield from locks.lock_steps(wanted.group, wanted.client_id, wanted.queues)
+    name = locks.name_of(wanted.group, request.peer)
+    held = yield from locks.lock_steps(name, wanted.client_id, wanted.queues)
     return (yield from answer_steps(LockResponse(queues=held)))
 
 
 @stepwise
 def unlock_queues(locks: Locks, header: None, request: Request) -> Steps[Answer]:
     wanted = yield from decode_steps(UnlockRequest, request, _REFUSAL)
+    name = locks.name_of(wanted.group, request.peer)
     for queue in wanted.queues:
-        locks.unlock(wanted.group, wanted.client_id, [queue])
+        locks.unlock(name, wanted.client_id, [queue])
         yield None
     return Answer()

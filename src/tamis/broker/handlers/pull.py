@@ -8,6 +8,7 @@ rare match is looked for further than 800 messages, in slices, so that others ar
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -32,7 +33,9 @@ from ...wire.codes import CommandFlag, PullFlag, ResponseCode
 from ...wire.command import Command
 from ...wire.frame import Encoding
 from ...wire.headers import PullMessage, PullMessageResponse
+from .. import lanereads, lanes
 from ..config import Settings
+from ..conflicts import Conflicts
 from ..filters import (
     FILTER_COST,
     Filters,
@@ -45,6 +48,7 @@ from ..filters import (
 from ..groups import Groups
 from ..history import Recorder, filter_of
 from ..holds import Holds
+from ..lanes import Division, Lane
 from ..members import Consumers
 from ..offsets import Offsets
 from ..queueing import Queueing
@@ -106,6 +110,7 @@ class Puller:
         self.clock = clock
         self.work = LongWork()
         self.takeovers = Takeovers(consumers)
+        self.conflicts: Conflicts  # set by the broker
         self._tags: dict[str, dict[str, tuple[Subscription, TagFilter | None]]] = {}
 
     def pull_message(self, header: PullMessage, request: Request) -> PullResult:
@@ -156,11 +161,13 @@ class Puller:
 
     def _pull(self, header: PullMessage, request: Request) -> PullResult:
         topic = self._check(header, request)
-        wanted, source = self._filter(header)
+        wanted, source = self._filter(header, request)
         pull = Pull(self, header, request, wanted, source)
         self.takeovers.pulled(header.consumer_group, pull.queue, pull.lane, request.peer)
         answer = pull.first()
-        if header.sys_flag & _COMMIT_OFFSET:
+        if header.sys_flag & _COMMIT_OFFSET and not self._is_committed_by_lane(
+            header, request, source
+        ):
             place = (header.consumer_group, topic.name, header.queue_id)
             if self.offsets.has_room(*place, self.settings.config.most_offsets):
                 before = self.offsets.commit(*place, header.commit_offset)
@@ -206,12 +213,52 @@ class Puller:
 
     # By which filter.
 
-    def _filter(self, header: PullMessage) -> tuple[Wanted, object]:
+    def _filter(self, header: PullMessage, request: Request) -> tuple[Wanted, object]:
         """The filter, and what it was made from: while that is the same, so is the filter."""
+        if self.conflicts.is_needed:
+            division = self.conflicts.check(header.consumer_group, request.peer)
+            if division is not None:
+                return self._filter_of_lane(division, header, request)
         if header.sys_flag & _SUBSCRIPTION:
             wanted = self._own_filter(header.subscription, header.expression_type)
             return wanted, None
         return self._registered_filter(header)
+
+    def _filter_of_lane(
+        self, division: Division, header: PullMessage, request: Request
+    ) -> tuple[Wanted, object]:
+        """The group is divided: the member's own subscription, and its lane."""
+        wanted, own = None, None
+        if header.sys_flag & _SUBSCRIPTION:
+            wanted = self._own_filter(header.subscription, header.expression_type)
+            own = lanes.filter_of_pull(header.subscription, header.expression_type)
+        elif division.is_broadcast and not (
+            self.groups[header.consumer_group].consume_broadcast_enabled
+        ):
+            why = f"the consumer group[{header.consumer_group}] can not consume by broadcast way"
+            raise ResponseError(ResponseCode.NO_PERMISSION, why)
+        lane = self.conflicts.pull_lane(
+            division, request.peer, header.topic, own, header.sub_version
+        )
+        if lane is None:
+            return wanted, None
+        filter_of_topic = lane.filters.get(header.topic)
+        if filter_of_topic is not None:
+            if filter_of_topic.kind == "SQL92":
+                self._check_sql_enabled(filter_of_topic.kind)
+            wanted = filter_of_topic.wanted
+        change = division.cutovers.get(header.topic)
+        is_before = change is not None and header.queue_offset < change.cut(header.queue_id)
+        return wanted, LaneSource(division, lane, division.stamp, is_before)
+
+    def _is_committed_by_lane(self, header: PullMessage, request: Request, source: object) -> bool:
+        if not isinstance(source, LaneSource):
+            # not by a stranger either, while members of a divided group have their own
+            return self.conflicts.is_needed and header.consumer_group in self.conflicts.divisions
+        queue = (header.topic, header.queue_id)
+        at, offset = (source.division, source.lane, queue), header.commit_offset
+        self.conflicts.commit_lane(*at, offset, request.peer)
+        return True
 
     def _own_filter(self, expression: str | None, expression_type: str | None) -> Wanted:
         try:
@@ -298,6 +345,26 @@ def _limits(messages: int, count: int, size: int) -> Limits:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LaneSource:
+    """What the filter of a member's pull was made from, in a group that is divided."""
+
+    division: Division
+    lane: Lane
+    stamp: object
+    is_before: bool  # the cut of a change of filter
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, LaneSource)
+            and self.stamp is other.stamp
+            and self.lane is other.lane
+            and self.is_before is other.is_before
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Pull:
     """One pull, from its first look to its answer."""
 
@@ -321,7 +388,8 @@ class Pull:
 
     @property
     def lane(self) -> str:
-        return ""
+        """The one it is for, if its group is divided."""
+        return self._source.lane.id if isinstance(self._source, LaneSource) else ""
 
     @property
     def peer(self) -> Peer:
@@ -388,10 +456,10 @@ class Pull:
     def _look_up_filter(self) -> None:
         """As it is now. If it is another, it may want what was passed over."""
         self._by._check(self._header, self._request)
-        if self._header.sys_flag & _SUBSCRIPTION:
+        if self._header.sys_flag & _SUBSCRIPTION and not self._by.conflicts.is_needed:
             return  # it brought its own, which is not to be compiled again
-        wanted, source = self._by._filter(self._header)
-        if source is not self._source:
+        wanted, source = self._by._filter(self._header, self._request)
+        if source is not self._source and source != self._source:
             self._wanted, self._source, self._at = wanted, source, self._header.queue_offset
 
     def expire(self) -> None:
@@ -419,12 +487,26 @@ class Pull:
         """Looks from `_at` for a slice of time, and moves `_at` on if there is nothing."""
         config, header = self._by.settings.config, self._header
         limits = _limits(header.max_msg_nums, self._by.most(header), config.pull_bytes)
-        found = self._by.store.select(*self.queue, self._at, limits, self._wanted)
+        if isinstance(self._source, LaneSource):
+            found = self._select_of_lane(self._source, limits)
+        else:
+            found = self._by.store.select(*self.queue, self._at, limits, self._wanted)
         if config.filter_retries and header.topic.startswith(RETRY_PREFIX) and found.records:
             found = self._without_unwanted_retries(found)
         self._count(found)
         if found.status is Status.NO_MATCHED_MESSAGE:
             self._at = found.next_offset
+        return found
+
+    def _select_of_lane(self, source: "LaneSource", limits: Limits) -> Selection:
+        division, lane, store = source.division, source.lane, self._by.store
+        target = lane.touch(self.queue, self._header.queue_offset, self.peer)
+        if target is not None:
+            return lanereads.moved(store, self.queue, target)
+        division.note_beginning(lane, self.queue, self._header.queue_offset)
+        found = lanereads.read(store, division, lane, self.queue, self._at, limits)
+        read_to = max(lane.served.get(self.queue, 0), found.next_offset, self._at)
+        lane.served[self.queue] = read_to
         return found
 
     def _is_to_go_on(self, selection: Selection) -> bool:
@@ -468,6 +550,7 @@ class Pull:
                 self,
                 header.queue_offset,
                 selection.next_offset,
+                self.lane,
             )
         elif status is Status.OFFSET_TOO_SMALL:
             queue = (header.consumer_group, header.topic, header.queue_id)
@@ -481,13 +564,20 @@ class Pull:
             return filter_of(source) or EVERYTHING
         if isinstance(source, FilterData):
             return Filter("SQL92", source.expression)
+        if isinstance(source, LaneSource):
+            by = source.division.filter_at(source.lane, self.queue, header.queue_offset)
+            return Filter(by.kind, by.text) if by is not None else EVERYTHING
         if header.expression_type in (None, "", "TAG"):
             return Filter("TAG", header.subscription or "*")
         return Filter("SQL92", header.subscription or "")
 
     def unless(self) -> tuple[Filter, ...]:
         """The filters of others who come first."""
-        return ()
+        source, at = self._source, self._header.queue_offset
+        if not isinstance(source, LaneSource):
+            return ()
+        first = source.division.filters_before(source.lane, self.queue, at)
+        return tuple(Filter(by.kind, by.text) for by in first)
 
     def _answer(self, selection: Selection) -> Answer:
         self._record(selection)

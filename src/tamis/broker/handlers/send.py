@@ -34,8 +34,10 @@ from ...wire.headers import (
 )
 from ...wire.record import MAX_PROPERTIES, MAX_TOPIC, Draft
 from ..config import Settings
+from ..conflicts import Conflicts
 from ..groups import Groups
 from ..intake import Intake
+from ..lanes import LANE_PROPERTY
 from ..members import Producers
 from ..stats import Stats
 from ..topics import NO_SENDING, RETRY_PREFIX, Topics, dead_letter_topic, retry_topic, why_illegal
@@ -78,6 +80,7 @@ class Sender:
         self._now = now
         self._store_host = store_host
         self._last_failure = ""
+        self.conflicts: Conflicts | None = None
         self._known_region = ("", '""')  # and its JSON
         self.id_prefix = (store_host.address + store_host.port.to_bytes(4)).hex().upper()
 
@@ -348,6 +351,10 @@ class Sender:
         origin = properties.setdefault("RETRY_TOPIC", message.topic)
         properties.setdefault("ORIGIN_MESSAGE_ID", message.message_id)
         properties.pop("WAIT", None)
+        properties.pop(LANE_PROPERTY, None)
+        lane = self.conflicts.lane(header.group, request.peer) if self.conflicts else None
+        if lane is not None:  # it comes back to members with the same subscriptions
+            properties[LANE_PROPERTY] = lane.id
         most = group.retry_max_times
         if request.command.version >= _OWN_MAXIMUM and header.max_reconsume_times is not None:
             most = header.max_reconsume_times
