@@ -31,7 +31,8 @@ from tamis.wire.headers import ExplainMessage
 PATIENCE = 60.0  # seconds
 TOPIC, GROUP, OTHER = "audited", "payments", "everything"
 RETRYING, FAILING = "retrying", "failing"  # each fails on a message
-GROUPS = (OTHER, FAILING, GROUP, RETRYING)
+ISOLATED = "isolated"  # as the first, but each member is served as it wants
+GROUPS = (OTHER, FAILING, ISOLATED, GROUP, RETRYING)
 COUNT = 60
 CONSUMER = ConsumerConfig(start="first", commit_interval=0.2, rebalance_interval=1.0)
 AUDIT = """
@@ -100,9 +101,13 @@ def eventually(holds: Callable[[], object], state: Callable[[], object] = lambda
 def scenario(local_cluster: LocalCluster) -> Iterator[Scenario]:
     create_topic(local_cluster, TOPIC, queues=4)
     made = Scenario(local_cluster)
+    with blocking.Admin(local_cluster.nameserver) as admin:
+        admin.create_group(ISOLATED)
+        admin.set_group_policy(ISOLATED, "isolate")
     with made.members:
         for tag in "AB":
             made.join(GROUP, made.receive, tags=tag)
+            made.join(ISOLATED, lambda message: None, tags=tag)
         made.join(OTHER, lambda message: None, sql="n > 5")
         made.join(RETRYING, refuse_one)
         made.join(FAILING, refuse_one, replace(CONSUMER, max_reconsume_times=0))
@@ -180,6 +185,7 @@ def test_what_a_group_lost_is_listed_message_by_message(
     summary = audit.run(spark, config)
     lost = {f"body {n}" for n in range(COUNT)} - set(scenario.received)
     fates = {one.group: one.fates for one in summary.groups}
+    assert fates[ISOLATED] == {"CONSUMED": COUNT}
     assert fates[RETRYING] == {"CONSUMED": COUNT - 1, "RETRYING": 1}
     assert fates[FAILING] == {"CONSUMED": COUNT - 1, "DEAD_LETTERED": 1}
     assert fates[OTHER] == {"CONSUMED": COUNT - 7, "FILTERED": 6, "FILTER_FAILED": 1}
@@ -189,7 +195,7 @@ def test_what_a_group_lost_is_listed_message_by_message(
 
     table = spark.read.parquet(str(tmp_path / "out/fates"))
     assert table.columns == list(audit.TABLE)
-    assert table.count() == 4 * COUNT
+    assert table.count() == len(GROUPS) * COUNT
     counted = {
         (row.group, row.fate): row["count"]
         for row in table.groupBy("group", "fate").count().collect()
@@ -205,11 +211,11 @@ def test_what_a_group_lost_is_listed_message_by_message(
     page = (tmp_path / "audit.html").read_text()
     assert f"{len(lost)} messages were lost to payments" in page
     assert "joined with tags &#x27;A&#x27;" in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == len(GROUPS)
 
     again = audit.run(spark, config)  # takes the place of the first
     assert again.lost == len(lost)
-    assert spark.read.parquet(str(tmp_path / "out/fates")).count() == 4 * COUNT
+    assert spark.read.parquet(str(tmp_path / "out/fates")).count() == len(GROUPS) * COUNT
 
 
 def test_the_files_of_a_store_tell_the_same(
@@ -259,7 +265,7 @@ def test_what_was_lost_is_sent_once_to_the_group_that_missed_it(
     assert set(scenario.received.values()) == {1}
 
     def fates() -> dict[str, int]:
-        return audit.run(spark, files(AUDIT)).groups[2].fates
+        return audit.run(spark, files(AUDIT)).groups[GROUPS.index(GROUP)].fates
 
     eventually(lambda: fates() == {"CONSUMED": COUNT}, fates)
     scenario.members.close()
