@@ -242,8 +242,8 @@ class SubscriptionMismatch(Error):
     def __str__(self) -> str:
         return (
             f"group {self.group}: this member subscribes to {self.topic} with {self.ours}, member"
-            f" {self.member} with {self.theirs}; the broker keeps one of them for both and"
-            " messages are lost: give all members of a group the same subscriptions"
+            f" {self.member} with {self.theirs}: give all members of a group the same"
+            " subscriptions, or messages are lost; RocketMQ's brokers keep one of them for both"
         )
 
 

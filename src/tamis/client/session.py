@@ -46,6 +46,7 @@ class Session:
         )
         self.routes = Routes(self)
         self.versions: dict[str, int] = {}  # of brokers, by address, as they said with a heartbeat
+        self._refusals: dict[str, str | None] = {}  # why brokers refused the last one, by address
         self.producer_groups: set[str] = set()
         self.consumer: Callable[[], ConsumerData | None] = lambda: None
         self.topics: Callable[[], set[str]] = set  # those to keep the routes of fresh
@@ -282,6 +283,7 @@ class Session:
         if self._peers.get(address) is peer:
             del self._peers[address]
         self.versions.pop(address, None)
+        self._refusals.pop(address, None)
         self._brokers.discard(address)
         if not self._is_closed:
             log.info("%s: the connection to %s is gone", self.client_id, address)
@@ -379,8 +381,11 @@ class Session:
             said = str(error) or "no answer"
             log.warning("%s: no heartbeat to %s: %s", self.client_id, address, said)
             return
-        if answer.code != ResponseCode.SUCCESS:
-            log.warning("%s: %s refused a heartbeat: %s", self.client_id, address, answer.remark)
+        why = answer.remark if answer.code != ResponseCode.SUCCESS else None
+        if why != self._refusals.get(address):  # once, not with each heartbeat
+            if why is not None:
+                log.warning("%s: %s refused a heartbeat: %s", self.client_id, address, why)
+            self._refusals[address] = why
         self.versions[address] = answer.version
 
     async def _refresh(self) -> None:

@@ -82,8 +82,7 @@ def _past(facts: ClusterFacts, known: HistoryOfBroker) -> Finding | None:
                 for queue_id, start, end in passed[:_SHOWN]
             ],
             "messages_passed": count,
-            "judged": judged,
-            "lost_of_judged": len(lost),
+            **({"judged": judged, "lost_of_judged": len(lost)} if judged else {}),
             "lost": [{"queue": queue_id, "offset": at} for queue_id, at in lost[:_SHOWN]],
             "changes": _changes(history, began),
         },

@@ -21,7 +21,6 @@ __all__ = ["FAILURES", "UNREADABLE", "ask_tamis"]
 # A peer may answer with anything.
 UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError)
 FAILURES: Final = (Error, ConnectionError, TimeoutError, *UNREADABLE)
-_GROUP_RULES: Final = 12314  # RequestCode.GET_GROUP_RULES, where brokers have policies
 
 
 class Ask(Protocol):
@@ -60,7 +59,12 @@ async def ask_tamis(
             headers.GetMatchingLag(consumer_group=group),
             _add_matching_lag,
         ),
-        _Request("policies, lanes and changes of filters", _GROUP_RULES, of_group, _add_rules),
+        _Request(
+            "policies, lanes and changes of filters",
+            RequestCode.GET_GROUP_RULES,
+            of_group,
+            _add_rules,
+        ),
     ]
 
     async def ask_one(broker: str, request: _Request) -> None:
