@@ -263,7 +263,7 @@ def to_html(page: Page) -> str:
         f"<h1>Audit of {_text(topics)}</h1>",
         f'<p class="verdict {"bad" if summary.lost else "good"}">{_text(verdict)}</p>',
         f"<p>{summary.messages:,} messages of {_text(summary.source)}, judged for "
-        f"{len(summary.groups):,} groups; {_text(started)}</p>",
+        f"{len(summary.groups):,} group{'s' * (len(summary.groups) != 1)}; {_text(started)}</p>",
         *_told("What is not known", summary.unknown),
         *_told("Notes", summary.notes),
     ]
