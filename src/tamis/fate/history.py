@@ -182,7 +182,7 @@ NO_VIEW: Final = View(0, {})
 
 @dataclass(slots=True, eq=False)
 class History:
-    """Of a broker, from `since` on; or the part of it that somebody asked for."""
+    """A broker's history from `since` on, or the part of it that somebody asked for."""
 
     since: int
     groups: dict[tuple[str, str], GroupHistory] = field(default_factory=dict)  # by group, topic

@@ -475,7 +475,7 @@ def _filter(by: Filter | None) -> dict[str, Any] | None:
 def _sql_parts(
     message: MessageFacts, group: GroupFacts, looks: list[_Look]
 ) -> dict[str, Any] | None:
-    """Of the SQL that decided, part by part."""
+    """Return what the SQL that decided says of the message, part by part."""
     passed = [look for look in looks if look.reading.acknowledged] or looks
     by = passed[-1].reading.filter if passed else group.effective
     if by is None or by.kind != "SQL92" or message.properties is None:

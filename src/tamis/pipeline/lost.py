@@ -70,7 +70,7 @@ class _Lost:
 
 @dataclass(slots=True)
 class GroupCounts:
-    """Of one group. `before`: sent by an earlier run. `gone`: no longer in the log."""
+    """What was replayed to a group. `before`: by an earlier run. `gone`: no longer in the log."""
 
     group: str
     listed: int = 0

@@ -53,7 +53,7 @@ class Explainer:
     lanes: Callable[[str, str, int], tuple[LaneFacts, ...]]  # of a group on a queue
 
     def groups(self, topic: str) -> list[str]:
-        """Those that consume the topic, did, or subscribe to it."""
+        """Return the groups that consume the topic, did, or subscribe to it."""
         names = {
             *self.offsets.groups(topic),
             *self.consumers.subscribers(topic),
@@ -145,7 +145,7 @@ class Explainer:
         )
 
     def copies(self, message: StoredMessage, groups: list[str]) -> Steps[dict[str, RetryFacts]]:
-        """By group, the newest copy of the message that a member sent back."""
+        """Return, by group, the newest copy of the message that a member sent back."""
         key = message.properties.get(PropertyName.UNIQUE_KEY)
         found: dict[str, RetryFacts] = {}
         if not key:
@@ -285,7 +285,7 @@ def _code_outcomes(text: str | None) -> dict[str, Outcome]:
 def get_history(
     recorder: Recorder, broker: str, header: GetHistory, request: Request
 ) -> Steps[Answer]:
-    """Of a topic, a group, both, or everything."""
+    """Answer with the history of a topic, of a group, of both, or with all of it."""
     groups = []
     for history in recorder.known(header.group, header.topic):
         groups.append(history.to_json())
