@@ -20,39 +20,14 @@ Events that are in a `group` line already may follow it again: reading them twic
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
 
-import orjson
+from ..store.historylines import NAME, read_lines
 
 __all__ = ["NAME", "HistoryFile", "read_lines"]
 
 log = logging.getLogger(__name__)
-
-NAME: Final = "tamis-history.log"
-_LONGEST_LINE: Final = 64 * 2**20  # bytes
-
-
-def read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Return what is in a file, line by line; nothing if it is not there. Lines that can't be read
-    are passed over, and logged once."""
-    unreadable = 0
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(_LONGEST_LINE):
-                try:
-                    value = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    value = None
-                if isinstance(value, dict):
-                    yield value
-                else:
-                    unreadable += 1
-    except FileNotFoundError:
-        return
-    if unreadable:
-        log.warning("%s: %d lines can't be read and are passed over", path, unreadable)
 
 
 class HistoryFile:

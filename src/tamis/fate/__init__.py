@@ -15,6 +15,7 @@ from .facts import (
 from .filters import Filter, FilterKind
 from .history import GroupHistory, History, Span
 from .judge import judge
+from .loading import history_of
 from .standing import MemberNow, standing_reading
 from .track import apache_track, track_type
 
@@ -35,6 +36,7 @@ __all__ = [
     "Span",
     "View",
     "apache_track",
+    "history_of",
     "judge",
     "standing_reading",
     "track_type",

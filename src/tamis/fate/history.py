@@ -104,6 +104,14 @@ class GroupHistory:
         """Return the offset before which spans of the queue are no longer kept."""
         return self.floors.get(queue_id, 0)
 
+    def complete_since(self, queue_id: int, offset: int, broker_since: int) -> int:
+        """Return from when on all readings of the message are known, at a broker that has kept
+        history since `broker_since`."""
+        if offset < self.is_known_from(queue_id):
+            began = [span.began for span in self.queues.get(queue_id, ())]
+            return min(began, default=broker_since)
+        return max(broker_since, self.since)
+
     def to_json(self) -> dict[str, Any]:
         """Return all of it, filters by number."""
         numbers = _Numbers()

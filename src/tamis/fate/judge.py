@@ -78,13 +78,15 @@ def _by_retries(message: MessageFacts, group: GroupFacts) -> Decision | None:
     retry = group.retry
     if retry is None or retry.is_consumed:
         return None
-    times = "once" if retry.times == 1 else f"{retry.times} times"
+    times = _times(retry.times)
     if retry.is_dead:
         return Fate.DEAD_LETTERED, f"It failed {times} and is in {retry.topic} now."
     if retry.due is not None:
         when = f"it comes again at {_time(retry.due)}"
     else:
         when = f"it waits in {retry.topic}"
+    if not retry.times:
+        return Fate.RETRYING, f"It was sent to the group once more by a replay; {when}."
     return Fate.RETRYING, f"A member sent it back {times}; {when}."
 
 
@@ -105,13 +107,15 @@ def _by_kind_of_group(
 
 def _by_delivery(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> Decision | None:
     done = [look for look in looks if look.is_delivered and look.reading.acknowledged]
+    is_passed = _is_passed(message, group)
+    if group.retry is not None and group.retry.is_consumed and is_passed:
+        if not group.retry.times:
+            return Fate.CONSUMED, "It was sent to the group once more by a replay, and consumed."
+        return Fate.CONSUMED, f"It was sent back {_times(group.retry.times)} and then consumed."
     if not done:
         return None
     member = done[-1].reading.member
-    if _is_passed(message, group):
-        if group.retry is not None:
-            times = "once" if group.retry.times == 1 else f"{group.retry.times} times"
-            return Fate.CONSUMED, f"It was sent back {times} and then consumed."
+    if is_passed:
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it."
     if group.lanes:
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it for its lane."
@@ -339,6 +343,10 @@ def _is_known(message: MessageFacts, group: GroupFacts) -> bool:
     """Whether all that was read since the message was stored is in the history."""
     since = group.complete_since
     return since is not None and message.stored is not None and message.stored >= since
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _names(members: list[str]) -> str:

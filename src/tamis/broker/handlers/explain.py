@@ -132,7 +132,9 @@ class Explainer:
             readings=history.readings(queue_id, offset) if history is not None else (),
             moves=history.moves_of(queue_id) if history is not None else (),
             first_read=history.first_read(queue_id) if history is not None else None,
-            complete_since=_complete_since(self.recorder.since, history, queue_id, offset),
+            complete_since=self.recorder.since
+            if history is None
+            else history.complete_since(queue_id, offset, self.recorder.since),
             unsaved_from=history.unsaved_from(queue_id, offset) if history is not None else None,
             retry=copies.get(name),
             policy=self.policy(name),
@@ -227,16 +229,6 @@ def _kind(history: GroupHistory | None) -> tuple[str, str]:
         return "", ""
     model = "BROADCASTING" if history.is_broadcasting else ""
     return model, "CONSUME_ACTIVELY" if history.is_pull else ""
-
-
-def _complete_since(since: int, history: GroupHistory | None, queue_id: int, offset: int) -> int:
-    """From when on all readings of the message are known."""
-    if history is None:
-        return since
-    if offset < history.is_known_from(queue_id):
-        began = [span.began for span in history.queues.get(queue_id, ())]
-        return min(began, default=since)
-    return max(since, history.since)
 
 
 @stepwise
