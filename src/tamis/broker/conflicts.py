@@ -72,6 +72,8 @@ class Conflicts:
         self.refusals = 0
         self.on_divided: Callable[[ConsumerGroup], None] = lambda group: None
         self.on_united: Callable[[ConsumerGroup], None] = lambda group: None
+        # by client id, under which name its locks are kept from now on
+        self.rename_locks: Callable[[str, Mapping[str, str]], None] = lambda group, names: None
         self.wake: Callable[[Iterable[Queue]], None] = lambda queues: None
         now = clock()
         for division in self.divisions.values():  # members come back; they may take a while
@@ -291,8 +293,14 @@ class Conflicts:
                 "group %s: its members disagree; each is served by its own subscription (%d lanes)",
                 *(group.name, len(division.lanes)),
             )
+        self._rename_locks(group)
         self._changed(division, group)
         return division
+
+    def _rename_locks(self, group: ConsumerGroup) -> None:
+        members = group.members.values()
+        names = {one.client_id: self.lock_name(group.name, one.peer) for one in members}
+        self.rename_locks(group.name, names)
 
     def cut_over(self, name: str, change: CutOver) -> None:
         """Puts a cut-over in force. There is a lane for what is left before the cut, with members
@@ -399,6 +407,7 @@ class Conflicts:
         group = self._consumers.groups.get(division.group)
         if group is not None:
             group.resubscribe()
+            self._rename_locks(group)
             self.on_united(group)
         self._changed(division, group)
         self.is_needed = bool(self.divisions or self.refused)
@@ -485,6 +494,7 @@ class Conflicts:
                     filter=Filter(one.kind, one.text) if one is not None else None,
                     committed=lane.progress.get((topic, queue_id)),
                     members=tuple(member.client_id for member in found if member is not None),
+                    change=division.change_in((topic, queue_id)) if division is not None else None,
                 )
             )
         return tuple(made)

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 from ...errors import InvalidFilter, ResponseError, StoreError
+from ...fate.facts import FilterChange
 from ...fate.filters import EVERYTHING, Filter
 from ...filter.engines.closures import compile_closure, evaluate
 from ...filter.logic import Outcome
@@ -578,6 +579,11 @@ class Pull:
             return ()
         first = source.division.filters_before(source.lane, self.queue, at)
         return tuple(Filter(by.kind, by.text) for by in first)
+
+    def change(self) -> FilterChange | None:
+        """Of the group's filter, if one is under way."""
+        source = self._source
+        return source.division.change_in(self.queue) if isinstance(source, LaneSource) else None
 
     def _answer(self, selection: Selection) -> Answer:
         self._record(selection)
