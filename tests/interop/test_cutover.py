@@ -82,9 +82,7 @@ class Change:
 
     def await_received(self, expected: list[Position], *members: str) -> None:
         """By these members together: each message once, and no other."""
-        wait_for(
-            lambda: self.received(*members), lambda seen: len(seen) >= len(expected), PATIENCE
-        )
+        wait_for(lambda: self.received(*members), lambda seen: len(seen) >= len(expected), PATIENCE)
         assert self.received(*members) == expected
 
     def rules(self) -> dict[str, Any]:
@@ -180,3 +178,27 @@ def test_members_restarted_one_by_one_get_the_old_before_and_the_new_after_the_c
         assert change.received("old 1", "old 2") == change.wanted_before
         assert change.received("new 1", "new 2") == change.wanted_after
         change.check_fates()
+
+
+@pytest.mark.parametrize("cluster", ["rocketmq"], indirect=True)
+def test_what_is_left_when_all_old_members_are_gone_goes_to_new_ones_with_sql(
+    cluster: Target, java: JavaClient, tmp_path: Path
+) -> None:
+    """A Java client takes ten seconds to go back before the cut."""
+    with Group(cluster, java, tmp_path) as group:
+        change = Change(group, is_sql=True)
+        java_with_sql(group, "old", OLD)
+        group.send(*KINDS)
+        group.await_rest()
+        group.remove("old")
+        group.await_joined(0)
+        group.send(*KINDS)
+        change.announce(old_sql=sql_expression(OLD))
+        change.send()
+        java_with_sql(group, "new", NEW)
+        change.await_end()
+        left = [at for at in change.wanted_before if at not in group.received()["old"]]
+        assert len(left) == 2 * len(group.queues)
+        assert group.received()["new"] == sorted(left + change.wanted_after)
+        reasons = change.check_fates()
+        assert all("no member had SQL" in reasons[at] for at in left)

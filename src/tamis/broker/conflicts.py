@@ -293,8 +293,8 @@ class Conflicts:
                 "group %s: its members disagree; each is served by its own subscription (%d lanes)",
                 *(group.name, len(division.lanes)),
             )
-        self._rename_locks(group)
         self._changed(division, group)
+        self._rename_locks(group)
         return division
 
     def _rename_locks(self, group: ConsumerGroup) -> None:
