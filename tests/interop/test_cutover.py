@@ -113,7 +113,7 @@ class Change:
         wait_for(self.rules, lambda rules: done.items() <= rules.items(), PATIENCE)
 
     def check_fates(self) -> dict[Position, str]:
-        """Those that a listener was given are CONSUMED, all others FILTERED. Returns the reasons."""
+        """What a listener was given is CONSUMED, all else FILTERED. Returns the reasons."""
         received = {*self.received(*self.group.members)}
         explained = {one.position: self.group.explain(one) for one in self.group.sent}
         expected = {at: "CONSUMED" if at in received else "FILTERED" for at in explained}
@@ -184,7 +184,6 @@ def test_members_restarted_one_by_one_get_the_old_before_and_the_new_after_the_c
 def test_what_is_left_when_all_old_members_are_gone_goes_to_new_ones_with_sql(
     cluster: Target, java: JavaClient, tmp_path: Path
 ) -> None:
-    """A Java client takes ten seconds to go back before the cut."""
     with Group(cluster, java, tmp_path) as group:
         change = Change(group, is_sql=True)
         java_with_sql(group, "old", OLD)

@@ -339,6 +339,7 @@ class Conflicts:
             self._take_out(before, member.peer)
         if lane is None:
             self._drop_placeholders(division, filters)
+            self._hand_on_at_once(division, filters)
             lane = self.add_lane(division, filters)
             if is_reading:
                 lane.rewinds.clear()
@@ -351,6 +352,15 @@ class Conflicts:
         lane.left, lane.stands_back = None, False
         division.by_peer[member.peer] = lane
         return True
+
+    def _hand_on_at_once(self, division: Division, filters: dict[str, LaneFilter]) -> None:
+        """If no member has the old filter of a cut-over when the first with the new one comes, it
+        begins with what is left before the cut, and need not be sent back to it."""
+        for topic, change in division.cutovers.items():
+            if filters.get(topic) == change.new and not any(
+                lane.members for lane in division.lanes if lane.filters.get(topic) == change.old
+            ):
+                change.is_handed = True
 
     def _drop_placeholders(self, division: Division, filters: dict[str, LaneFilter]) -> None:
         """Of members with the old filter of a cut-over, when one is there: the group's offset is
