@@ -30,6 +30,7 @@ LONGEST = (
     "test_code_consumer",
     "test_code_filters",
     "test_cpp_client",
+    "test_cutover",
     "test_doctor",
     "test_explain",
     "test_filter_engine",

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
-from ..fate.facts import EXPIRED, RESET, UNSAVED, Move
+from ..fate.facts import EXPIRED, RESET, UNSAVED, FilterChange, Move
 from ..fate.filters import Filter
 from ..fate.history import Change, GroupHistory, History, Span, make_view
 from ..fate.loading import history_of
@@ -86,11 +86,14 @@ class _Reader:
 
 class Filtered(Protocol):
     """A pull: it is asked for its filter only if a new span begins. What the filters of `unless`
-    want is not given to it, but to other lanes."""
+    want is not given to it, but to other lanes. `change` is one of the group's filter that is under
+    way."""
 
     def filter(self) -> Filter: ...
 
     def unless(self) -> tuple[Filter, ...]: ...
+
+    def change(self) -> FilterChange | None: ...
 
 
 class Recorder:
@@ -201,14 +204,14 @@ class Recorder:
         end: int,
         lane: str,
     ) -> None:
-        by, unless = pull.filter(), pull.unless()
+        by, unless, change = pull.filter(), pull.unless(), pull.change()
         known = self._topic(group, topic)
         member, own = self._member(group, topic, peer)
         spans = known.history.queues.get(queue_id, ())
         last = next((span for span in reversed(spans) if span.lane == lane), None)
         if last is not None and last.number < known.resets.get(queue_id, 0):
             last = None  # the group was reset since
-        is_same = last is not None and _kind_of(last) == (member, by, own, unless)
+        is_same = last is not None and _kind_of(last) == (member, by, own, unless, change)
         if last is not None and is_same and last.is_open and last.end < start:
             # the member was answered so far before the broker was killed
             last.end, last.is_open = start, False
@@ -218,7 +221,7 @@ class Recorder:
             self._moved[last] = None
         else:
             span = Span(start, end, member, by, own, known.view, self._millis(), start, lane)
-            span.unless = unless
+            span.unless, span.change = unless, change
             self._add(known, queue_id, span)
         key = (group, topic, queue_id, lane)
         known.readers.add(key)
@@ -284,10 +287,11 @@ class Recorder:
         return known is not None and peer in known.members
 
     def _tenure(self, known: _Topic, queue_id: int, member: str, lane: str) -> list[Span]:
-        """Return the spans that a member read one after the other without a gap, the last first."""
+        """Return the spans that a member read one after the other without a gap, the last first;
+        also across the moment when its group was divided into lanes, or united."""
         tenure: list[Span] = []
         for span in reversed(known.history.queues.get(queue_id, [])):
-            if span.lane != lane or span.member != member:
+            if span.member != member or (span.lane != lane and span.lane and lane):
                 continue
             if (tenure and span.end != tenure[-1].start) or span.number < known.resets.get(
                 queue_id, 0
@@ -668,16 +672,23 @@ def _fields(by: Filter | None) -> list[str] | None:
     return None if by is None else [by.kind, by.text]
 
 
-def _kind_of(span: Span) -> tuple[str, Filter, Filter | None, tuple[Filter, ...]]:
+def _kind_of(span: Span) -> tuple[object, ...]:
     """What two readers that follow each other have in common, if they are one."""
-    return span.member, span.filter, span.own, span.unless
+    return span.member, span.filter, span.own, span.unless, span.change
 
 
 def _span_fields(queue_id: int, span: Span) -> list[Any]:
     return [
         *(queue_id, span.start, span.end, span.member, _fields(span.filter), _fields(span.own)),
         *(span.view, span.began, span.acked, span.lane, [_fields(by) for by in span.unless]),
+        _change_fields(span.change),
     ]
+
+
+def _change_fields(change: FilterChange | None) -> list[Any] | None:
+    if change is None:
+        return None
+    return [change.cut, _fields(change.old), _fields(change.new), change.is_handed]
 
 
 def _move_fields(move: Move) -> list[Any]:

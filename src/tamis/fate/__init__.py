@@ -3,6 +3,7 @@ judges by. Nothing here asks anybody, reads a clock or touches a file."""
 
 from .facts import (
     Fate,
+    FilterChange,
     GroupFacts,
     Judgement,
     LaneFacts,
@@ -22,6 +23,7 @@ from .track import apache_track, track_type
 __all__ = [
     "Fate",
     "Filter",
+    "FilterChange",
     "FilterKind",
     "GroupFacts",
     "GroupHistory",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from .facts import Move, Reading, View
+from .facts import FilterChange, Move, Reading, View
 from .filters import Filter
 
 __all__ = ["Change", "GroupHistory", "History", "Span"]
@@ -39,6 +39,7 @@ class Span:
     is_open: bool = False
     number: int = -1  # by which the broker's file knows it
     unless: tuple[Filter, ...] = ()  # what these want was left to other lanes
+    change: FilterChange | None = None  # under way then
 
     def covers(self, offset: int) -> bool:
         return self.start <= offset < self.end
@@ -82,6 +83,7 @@ class GroupHistory:
                 acknowledged=span.acked > offset,
                 lane=span.lane,
                 unless=span.unless,
+                change=span.change,
             )
             for span in self.queues.get(queue_id, ())
             if span.covers(offset)
@@ -120,6 +122,7 @@ class GroupHistory:
                 *(queue_id, span.start, span.end, span.member, numbers[span.filter]),
                 *(numbers[span.own], span.view, span.began, span.acked, span.lane),
                 *(span.is_open, span.number, [numbers[by] for by in span.unless]),
+                _change_to_json(span.change, numbers),
             ]
             for queue_id, spans in self.queues.items()
             for span in list(spans)
@@ -156,12 +159,13 @@ class GroupHistory:
         for queue_id, start, end, member, by, own, view, began, acked, lane, *rest in value[
             "spans"
         ]:
-            is_open, number, unless = rest
+            is_open, number, unless, change = rest
             made.queues.setdefault(int(queue_id), []).append(
                 Span(
                     *(int(start), int(end), str(member), filters[by], named(own), int(view)),
                     *(int(began), int(acked), str(lane), bool(is_open), int(number)),
                     tuple(filters[other] for other in unless),
+                    _change_from_json(change, filters),
                 )
             )
         for number, (since, members) in dict(value["views"]).items():
@@ -224,6 +228,19 @@ class _Numbers:
 
     def to_json(self) -> list[list[str]]:
         return [[by.kind, by.text] for by in self._numbers]
+
+
+def _change_to_json(change: FilterChange | None, numbers: _Numbers) -> list[Any] | None:
+    if change is None:
+        return None
+    return [change.cut, numbers[change.old], numbers[change.new], change.is_handed]
+
+
+def _change_from_json(fields: list[Any] | None, filters: list[Filter]) -> FilterChange | None:
+    if fields is None:
+        return None
+    cut, old, new, is_handed = fields
+    return FilterChange(int(cut), filters[old], filters[new], bool(is_handed))
 
 
 def _move_to_json(move: Move, numbers: _Numbers) -> list[Any]:

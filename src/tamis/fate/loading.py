@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from .facts import Move
+from .facts import FilterChange, Move
 from .filters import EVERYTHING, Filter
 from .history import Change, GroupHistory, History, Span, make_view
 
@@ -74,11 +74,15 @@ def _replay_of_group(
     match kind:
         case "span":
             number = int(line["n"])
-            queue_id, start, end, member, by, own, view, began, acked, lane, unless = line["s"]
+            queue_id, start, end, member, by, own, view, began, acked, lane, *rest = line["s"]
+            unless, change = rest
             if number not in spans:
                 span = Span(start, end, member, _filter(by) or EVERYTHING, _filter(own), view,
                             began, acked, lane, number=number)  # fmt: skip
                 span.unless = tuple(filter(None, map(_filter, unless)))
+                if change is not None:
+                    cut, old, new, is_handed = change
+                    span.change = FilterChange(cut, Filter(*old), Filter(*new), is_handed)
                 history.queues.setdefault(int(queue_id), []).append(span)
                 spans[number] = span
         case "view":

@@ -20,7 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from ..errors import InvalidFilter
 from ..fate import Fate, Filter, GroupFacts, GroupHistory, MessageFacts, RetryFacts, Span, View
-from ..fate.facts import EXPIRED, UNSAVED
+from ..fate.facts import EXPIRED, UNSAVED, Demand
 from ..filter import Outcome, parse
 from ..filter.engines.columnar import BatchFilter, compile_batch
 from ..filter.tags import TagFilter, parse_tags
@@ -163,6 +163,12 @@ class Outcomes:
             known = self._wants[by] = (self.at_server(by) == _TRUE) & self.at_client(by)
         return known
 
+    def included(self, demand: Demand) -> Mask:
+        made = self.wants(demand.by)
+        if demand.keep is not None:
+            made = made & self.at_client(demand.keep)
+        return made if demand.drop is None else made & ~self.at_client(demand.drop)
+
     def wanted_by_any(self, filters: Iterable[Filter], start: int, end: int) -> Mask:
         found = np.zeros(end - start, np.bool_)
         for by in filters:
@@ -291,7 +297,26 @@ class _Looks:
             self.matches_text[start:ack] = outcomes.at_client(span.filter)[start:ack]
             view = group.views.get(span.view)
             if view is not None and start < ack:
-                self.wanted[start:ack] |= outcomes.wanted_by_any(view.filters, start, ack)
+                self._note_wanted(outcomes, offsets, span, view, start, ack)
+
+    def _note_wanted(
+        self,
+        outcomes: Outcomes,
+        offsets: Numbers,
+        span: Span,
+        view: View,
+        start: int,
+        end: int,
+    ) -> None:
+        """What members want counts only on their side of a change of the group's filter."""
+        change = span.change
+        if change is None:
+            self.wanted[start:end] |= outcomes.wanted_by_any(view.filters, start, end)
+            return
+        cut = min(max(int(np.searchsorted(offsets, change.cut)), start), end)
+        for low, high, offset in ((start, cut, change.cut - 1), (cut, end, change.cut)):
+            by_side = [by for by in view.filters if change.counts(by, offset)]
+            self.wanted[low:high] |= outcomes.wanted_by_any(by_side, low, high)
 
     def by_filters(self) -> Fates:
         """Return what the last acknowledged reading says, UNKNOWN where there is none."""
@@ -317,6 +342,7 @@ def _decide_moves(
         if unsaved:
             skipped &= offsets < min(unsaved)
         fates[skipped] = _NUMBER[Fate.SKIPPED_BY_RESET]
+    given_up = np.full(len(offsets), -1, np.int64)  # when its lane was, if one wanted it
     for move in facts.moves:
         start, end = np.searchsorted(offsets, [move.before or 0, move.after])
         if start >= end:
@@ -326,6 +352,7 @@ def _decide_moves(
             lost = outcomes.wants(move.filter)[start:end]
             decided[lost] = _NUMBER[Fate.LOST_TO_INCONSISTENCY]
             decided[~lost] = _NUMBER[Fate.FILTERED]
+            given_up[start:end][lost] = move.time
         here = free[start:end]
         fates[start:end][here] = decided[here]
     for move in facts.moves:
@@ -334,6 +361,7 @@ def _decide_moves(
             fates[start:end][free[start:end]] = _NUMBER[Fate.EXPIRED]
     if any(move.why == UNSAVED for move in facts.moves):
         _decide_unsaved(fates, offsets, group, looks)
+    fates[(given_up >= 0) & (looks.began < given_up)] = _NUMBER[Fate.LOST_TO_INCONSISTENCY]
 
 
 def _decide_unsaved(fates: Fates, offsets: Numbers, group: GroupOfQueue, looks: _Looks) -> None:
@@ -366,12 +394,15 @@ def _decide_waiting(
         return
     fates[first:] = _NUMBER[Fate.NOT_CONSUMED_YET if facts.online else Fate.NOT_ONLINE]
     for lane in reversed(facts.lanes):
-        if lane.filter is None:
-            continue
         start = max(first, int(np.searchsorted(offsets, lane.committed or 0)))
-        waiting = outcomes.wants(lane.filter)[start:]
         fate = Fate.NOT_CONSUMED_YET if lane.members else Fate.NOT_ONLINE
-        fates[start:][waiting] = _NUMBER[fate]
+        at = 0 if lane.change is None else lane.change.cut
+        cut = max(start, int(np.searchsorted(offsets, at)))
+        for low, high, offset in ((start, cut, at - 1), (cut, len(offsets), at)):
+            demand = lane.demand(offset)
+            if demand is not None and low < high:
+                waiting = outcomes.included(demand)[low:high]
+                fates[low:high][waiting] = _NUMBER[fate]
 
 
 def _mark_retried(fates: Fates, messages: Messages, group: GroupRecord) -> None:
@@ -403,6 +434,7 @@ def alike(
     which is all that the reason of a loss depends on."""
     spans, moves = group.spans, group.facts.moves
     edges = {edge for span in spans for edge in (span.start, span.end, span.acked)}
+    edges |= {span.change.cut for span in spans if span.change is not None}
     edges |= {edge for move in moves for edge in (move.before or 0, move.after)}
     kinds = np.searchsorted(np.array(sorted(edges), np.int64), messages.offsets[rows], "right")
     filters = {by for span in spans for by in (span.filter, span.own) if by is not None}

@@ -17,7 +17,7 @@ from ..client.config import ClientConfig
 from ..client.session import Session
 from ..client.wirefacts import filter_of
 from ..errors import ConsumerOffline, Error, RemoteProtocolError, ResponseError
-from ..fate import Filter, History, LaneFacts, Span, View, history_of
+from ..fate import Filter, FilterChange, History, LaneFacts, Span, View, history_of
 from ..store import tables
 from ..store.historylines import NAME, read_lines
 from ..wire import beans, bodies, headers
@@ -47,6 +47,7 @@ class GroupRules:
 
     isolated: frozenset[str] = frozenset()  # groups whose members are each served as they want
     divided: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # lanes
+    changes: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # of filters
 
     def lanes(self, group: str, topic: str, queue_id: int) -> tuple[LaneFacts, ...]:
         """Return what a fate on the queue is judged by; nothing if the group is not divided."""
@@ -61,9 +62,18 @@ class GroupRules:
                     filter=None if by is None else Filter(by["kind"], by["text"]),
                     committed=progress[0] if progress else None,
                     members=tuple(lane["members"]),
+                    change=self._change(group, topic, queue_id),
                 )
             )
         return tuple(made)
+
+    def _change(self, group: str, topic: str, queue_id: int) -> FilterChange | None:
+        for one in self.changes.get(group, ()):
+            if one["topic"] == topic:
+                old, new = (Filter(by["kind"], by["text"]) for by in (one["old"], one["new"]))
+                cut = one["cuts"].get(str(queue_id), 0)
+                return FilterChange(cut, old, new, one["isHanded"])
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +157,7 @@ async def _rules(session: Session, address: str) -> GroupRules:
     return GroupRules(
         frozenset(one["group"] for one in groups if one["policy"] == "isolate"),
         {one["group"]: one["lanes"] for one in groups if one["lanes"]},
+        {one["group"]: one["cutovers"] for one in groups if one["cutovers"]},
     )
 
 

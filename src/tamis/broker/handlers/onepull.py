@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import ResponseError
+from ...fate.facts import FilterChange
 from ...fate.filters import EVERYTHING, Filter
 from ...filter.engines.closures import compile_closure, evaluate
 from ...filter.logic import Outcome
@@ -293,6 +294,11 @@ class Pull:
             return ()
         first = source.division.filters_before(source.lane, self.queue, at)
         return tuple(Filter(by.kind, by.text) for by in first)
+
+    def change(self) -> FilterChange | None:
+        """The change of the group's filter that is under way, if there is one."""
+        source = self._source
+        return source.division.change_in(self.queue) if isinstance(source, LaneSource) else None
 
     def _answer(self, selection: Selection) -> Answer:
         self._record(selection)
