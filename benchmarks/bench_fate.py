@@ -25,7 +25,7 @@ from typing import Any
 
 from tamis.broker.broker import Broker
 from tamis.broker.config import BrokerConfig
-from tamis.broker.handlers.pull import Pull
+from tamis.broker.handlers.onepull import Pull
 from tamis.net.aio import Peer
 from tamis.net.longwork import Long
 from tamis.net.server import Request

@@ -24,11 +24,13 @@ settings.load_profile("tamis")
 IS_REQUIRED = os.environ.get("TAMIS_INTEROP") == "required"
 LONGEST = (
     "test_assign",
+    "test_audit",
     "test_clients",
     "test_cluster",
     "test_code_consumer",
     "test_code_filters",
     "test_cpp_client",
+    "test_cutover",
     "test_doctor",
     "test_explain",
     "test_filter_engine",
@@ -46,6 +48,7 @@ OF_SPARK = (
     *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
     *("spark/test_session", "spark/test_source", "spark/test_standalone", "spark/test_stream"),
     *("spark/test_writer", "pipeline/test_archive", "pipeline/test_backtest"),
+    "pipeline/test_audit",
     *("spark/test_code", "pipeline/test_replay", "pipeline/test_route"),
 )
 collect_ignore += [] if IS_REQUIRED else [f"{name}.py" for name in OF_SPARK]
@@ -57,6 +60,7 @@ LONG_TESTS = (
     "cli/test_demo.py::test_the_demo_ends_with_the_pipeline",
     "client/test_failures.py",
     "sandbox/test_ordinary_user.py",
+    "test_examples.py::test_the_story_of_lost_messages",
     "test_examples.py::test_a_document_shows_what_its_programs_print[spark.md]",
     "test_hostile.py::test_under_limits_of_the_system_nothing_acknowledged_is_lost",
 )

@@ -41,6 +41,26 @@ def test_an_example_runs(path: Path, nameserver: str) -> None:
     assert run(path.read_text(), nameserver)
 
 
+@pytest.mark.parametrize("policy", ["rocketmq", "reject", "isolate"])
+def test_the_story_of_lost_messages(policy: str) -> None:
+    """`examples/lost`, which docs/lost-messages.md tells; Spark only where something is lost."""
+    program = [sys.executable, str(ROOT / "examples" / "lost" / "run.py"), "--policy", policy]
+    more = [] if policy == "rocketmq" else ["--without-spark"]
+    done = subprocess.run([*program, *more], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if policy == "isolate":
+        assert "ann, who wants CARD, got 8\nbob, who wants CASH, got 8\n" in done.stdout
+        assert "nobody got 0" in done.stdout
+    elif policy == "reject":
+        assert "- FILTERED  billing" in done.stdout  # bob is refused, so nobody wants CASH
+        assert "LOST_TO_INCONSISTENCY" not in done.stdout
+    else:
+        assert "nobody got 12; lag of the group: 0" in done.stdout
+        assert "✗ LOST_TO_INCONSISTENCY  billing" in done.stdout
+        assert re.search(r"billing +4 +12$", done.stdout, re.MULTILINE)
+        assert "got the 12 lost payments, each once" in done.stdout
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_shows_what_its_programs_print(path: Path, nameserver: str) -> None:
     """A `python` block followed by a `text` block: the program and its output."""

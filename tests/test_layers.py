@@ -63,6 +63,8 @@ HEAVY = {
         "client/_walk",
         "client/judging",
         "spark/",
+        "pipeline/judging",  # no Spark in it: batches as a worker has them
+        "pipeline/fates",
         "testing",
         *COLUMNAR,
     ),
@@ -79,6 +81,8 @@ HEAVY = {
         "client/batching",
         "client/blocking",
         "spark/",
+        "pipeline/judging",
+        "pipeline/fates",
         *COLUMNAR,
     ),
     "numba": ("store/", "client/_walk", *COLUMNAR),

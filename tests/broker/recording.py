@@ -8,7 +8,7 @@ from typing import Any, cast
 from tamis.broker.config import BrokerConfig, Settings
 from tamis.broker.history import Recorder, load_history
 from tamis.broker.members import Consumers, Member
-from tamis.fate.facts import RESET
+from tamis.fate.facts import RESET, FilterChange
 from tamis.fate.filters import Filter
 from tamis.fate.history import GroupHistory, History
 from tamis.net.aio import Peer
@@ -50,6 +50,9 @@ class ByTags:
 
     def unless(self) -> tuple[Filter, ...]:
         return ()
+
+    def change(self) -> FilterChange | None:
+        return None
 
 
 class Recording:

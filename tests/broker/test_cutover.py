@@ -11,7 +11,8 @@ from broker.group_members import Clock, GroupMember, sql, tags, tend
 from broker.running import Client, run, running, until
 
 from tamis.broker.broker import Broker
-from tamis.wire.bodies import Subscription
+from tamis.broker.locks import Locks
+from tamis.wire.bodies import MessageQueue, Subscription
 from tamis.wire.codes import RequestCode, ResponseCode
 from tamis.wire.command import Command
 from tamis.wire.headers import SetGroupFilter
@@ -292,3 +293,59 @@ def test_a_held_pull_of_the_new_filter_is_answered_when_the_cut_is_reached(tmp_p
             assert [one.body for one in await waiting] == [b"B2"]
 
     run(work())
+
+
+def test_locks_of_members_go_with_them_when_the_group_is_divided_and_united() -> None:
+    locks = Locks(lambda: 0.0)
+    queues = [MessageQueue(TOPIC, "b", 0), MessageQueue(TOPIC, "b", 1)]
+    assert locks.lock(GROUP, "old", queues) == queues
+    locks.rename(GROUP, {"old": f"{GROUP}\0lane"})
+    assert locks.lock(GROUP, "other", queues[:1]) == queues[:1]
+    assert not locks.lock(f"{GROUP}\0lane", "other", queues)
+    locks.rename(GROUP, {"old": GROUP})
+    assert locks.lock(GROUP, "old", queues) == queues[1:]  # the other's lock stays
+    assert locks.lock(f"{GROUP}x", "another", queues) == queues
+
+
+def test_what_became_of_each_message_is_known_and_in_words(tmp_path: Path) -> None:
+    async def work() -> None:
+        old, new = tags(TOPIC, "A"), tags(TOPIC, "B", 9)
+        async with running(tmp_path) as (broker, client):
+            first = await GroupMember.join(broker, GROUP, "old", old)
+            await fill(client, "A", "B")
+            await first.consume(TOPIC, range(QUEUES))
+            await fill(client, "A", "B")
+            await change(client, "TAG", "B")
+            await fill(client, "A", "B")
+            later = await GroupMember.join(broker, GROUP, "new", new)
+            await consume(later, new)
+            waiting = await explain(client, 2)
+            assert waiting["fate"] == "NOT_CONSUMED_YET"
+            assert waiting["reason"] == "It waits for members with tags 'A' (old), who are at 2."
+            await first.consume(TOPIC, range(QUEUES))
+            await first.leave()
+            await tend(broker)
+            await tend(broker)
+            assert not broker.conflicts.divisions
+            told = [await explain(client, offset) for offset in range(6)]
+            assert [one["fate"] for one in told] == ["CONSUMED", "FILTERED"] * 2 + [
+                "FILTERED",
+                "CONSUMED",
+            ]
+            assert told[3]["reason"] == (
+                "At offset 4 of this queue the group's filter was changed from tags 'A' to tags "
+                "'B'; before that the old one holds, which does not match: it has the tag 'B'."
+            )
+            assert told[4]["reason"] == (
+                "At offset 4 of this queue the group's filter was changed from tags 'A' to tags "
+                "'B'; after that the new one holds, which does not match: it has the tag 'A'."
+            )
+
+    run(work())
+
+
+async def explain(client: Client, offset: int) -> dict[str, Any]:
+    fields = {"topic": TOPIC, "queueId": "0", "offset": str(offset), "group": GROUP}
+    answer = await client.ask(RequestCode.EXPLAIN_MESSAGE, fields)
+    [told] = json.loads(answer.body)["groups"]
+    return dict(told)

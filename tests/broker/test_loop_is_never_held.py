@@ -272,6 +272,9 @@ class Everything:
     def unless(self) -> tuple[Filter, ...]:
         return ()
 
+    def change(self) -> None:
+        return None
+
 
 def some_offsets(broker: Broker) -> None:
     for i in range(5000):

@@ -14,7 +14,7 @@ from broker.running import SMALL, Client, messages, run, running, until
 
 from tamis.broker.broker import Broker
 from tamis.broker.config import BrokerConfig
-from tamis.broker.handlers import pull as handler
+from tamis.broker.handlers import onepull as handler
 from tamis.broker.verdicts import Tally
 from tamis.wire.bodies import Perm, Subscription
 from tamis.wire.codes import PullFlag, RequestCode, ResponseCode

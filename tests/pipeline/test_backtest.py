@@ -18,7 +18,7 @@ from tamis.cli.main import tamis
 from tamis.errors import ConfigError, FilterSyntaxError
 from tamis.filter import Outcome, parse
 from tamis.filter.engines.closures import compile_closure, evaluate
-from tamis.pipeline import backtest, plot
+from tamis.pipeline import backtest, plot, runner
 from tamis.pipeline.backtest import Backtest, Bucket, Counts, Message
 from tamis.pipeline.config import Filter
 from tamis.pipeline.runner import Report
@@ -227,9 +227,9 @@ def test_while_it_runs_it_tells_how_much_was_read(
                 time.sleep(0.05)
             yield batch
 
-    monkeypatch.setattr(backtest, "_LOOK", 0.05)
+    monkeypatch.setattr(runner, "_LOOK_AT_TASKS", 0.05)
     rows = spark.range(0, 100, numPartitions=2)
-    with backtest._told(spark, Telling(None)):
+    with runner.watched(spark, Telling(None)):
         assert rows.mapInArrow(wait, rows.schema).count() == 100
     assert told == sorted(told)
     assert 50 in told

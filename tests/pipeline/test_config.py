@@ -95,6 +95,7 @@ def test_the_other_jobs_have_tables_of_their_own(tmp_path: Path) -> None:
     assert (replay.filter, replay.since, replay.rate) == (ALL, "2026-11-01", 500.0)
 
 
+AUDITED = f'{SOURCE}[run]\njob = "audit"\n[audit]\n'
 WRONG = {
     "[source": "orders.toml: Expected ']'",
     "": "orders.toml: has no source",
@@ -111,7 +112,15 @@ WRONG = {
     f"{SOURCE}options = {{ a = [1] }}\n{PAID}": "options: a = [1]: it takes one value",
     SOURCE: "has no [[subscription]]: nothing would be routed",
     f'{SOURCE}[run]\njob = "rout"\n{PAID}': "[run] job = 'rout': it takes one of route, archive, "
-    "replay; did you mean route?",
+    "replay, audit; did you mean route?",
+    f'job = "route"\n{SOURCE}[run]\njob = "audit"': "job is said twice: leave out that of [run]",
+    f'{AUDITED}report = "a.pdf"': "it is an HTML file, name it so",
+    f'{AUDITED}table = {{ format = "csv", path = "a" }}': "[audit] table: format = 'csv': it takes "
+    "one of parquet, json, orc",
+    f'{AUDITED}table.path = "a"\nlost.path = "a/b"': "lie in each other",
+    f'{SOURCE}lost = "l"\n[run]\njob = "replay"': "[source] lost says which messages: leave out",
+    f'{SOURCE}lost = "l"\n[run]\njob = "replay"\n[replay]\n{SINK}': "sink is not for [source] lost",
+    '[source]\nstore = "s"\nlost = "l"\n[run]\njob = "replay"': "[source] lost needs a nameserver",
     f"{SOURCE}[run]\nmax_offsets_per_batch = 0\n{PAID}": "takes a whole number above 0",
     f'{SOURCE}[archive]\npath = "a"\n{PAID}': "[archive] is of another job: see [run] job",
     f'{SOURCE}[subscription]\ngroup = "paid"': "it takes tables: write [[subscription]]",

@@ -38,7 +38,7 @@ class BlockCounts:
 
     @property
     def size(self) -> int:
-        """In memory, about."""
+        """About how many bytes this takes in memory."""
         heads = sum(_MATCHES_SIZE + 2 * len(one.offsets) for one in self.heads.values())
         return _SIZE + 4 * len(self.counts) + heads
 

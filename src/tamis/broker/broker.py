@@ -268,6 +268,7 @@ class Broker:
         self.groups.on_delete = self.conflicts.forget
         self.rules.on_change = lambda: self.saver.soon("group rules")
         self.locks.name_of = self.conflicts.lock_name
+        self.conflicts.rename_locks = self.locks.rename
         self.readers.lanes = self.conflicts.readers
         self.conflicts.on_divided = self.notices.changed
         self.conflicts.on_united = self._group_united

@@ -72,6 +72,8 @@ class Conflicts:
         self.refusals = 0
         self.on_divided: Callable[[ConsumerGroup], None] = lambda group: None
         self.on_united: Callable[[ConsumerGroup], None] = lambda group: None
+        # by client id, under which name its locks are kept from now on
+        self.rename_locks: Callable[[str, Mapping[str, str]], None] = lambda group, names: None
         self.wake: Callable[[Iterable[Queue]], None] = lambda queues: None
         now = clock()
         for division in self.divisions.values():  # members come back; they may take a while
@@ -292,7 +294,13 @@ class Conflicts:
                 *(group.name, len(division.lanes)),
             )
         self._changed(division, group)
+        self._rename_locks(group)
         return division
+
+    def _rename_locks(self, group: ConsumerGroup) -> None:
+        members = group.members.values()
+        names = {one.client_id: self.lock_name(group.name, one.peer) for one in members}
+        self.rename_locks(group.name, names)
 
     def cut_over(self, name: str, change: CutOver) -> None:
         """Puts a cut-over in force. There is a lane for what is left before the cut, with members
@@ -331,6 +339,7 @@ class Conflicts:
             self._take_out(before, member.peer)
         if lane is None:
             self._drop_placeholders(division, filters)
+            self._hand_on_at_once(division, filters)
             lane = self.add_lane(division, filters)
             if is_reading:
                 lane.rewinds.clear()
@@ -343,6 +352,15 @@ class Conflicts:
         lane.left, lane.stands_back = None, False
         division.by_peer[member.peer] = lane
         return True
+
+    def _hand_on_at_once(self, division: Division, filters: dict[str, LaneFilter]) -> None:
+        """If no member has the old filter of a cut-over when the first with the new one comes, it
+        begins with what is left before the cut, and need not be sent back to it."""
+        for topic, change in division.cutovers.items():
+            if filters.get(topic) == change.new and not any(
+                lane.members for lane in division.lanes if lane.filters.get(topic) == change.old
+            ):
+                change.is_handed = True
 
     def _drop_placeholders(self, division: Division, filters: dict[str, LaneFilter]) -> None:
         """Of members with the old filter of a cut-over, when one is there: the group's offset is
@@ -399,6 +417,7 @@ class Conflicts:
         group = self._consumers.groups.get(division.group)
         if group is not None:
             group.resubscribe()
+            self._rename_locks(group)
             self.on_united(group)
         self._changed(division, group)
         self.is_needed = bool(self.divisions or self.refused)
@@ -485,6 +504,7 @@ class Conflicts:
                     filter=Filter(one.kind, one.text) if one is not None else None,
                     committed=lane.progress.get((topic, queue_id)),
                     members=tuple(member.client_id for member in found if member is not None),
+                    change=division.change_in((topic, queue_id)) if division is not None else None,
                 )
             )
         return tuple(made)

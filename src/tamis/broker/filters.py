@@ -211,7 +211,7 @@ class Filters:
         return self._faults.get(group, {}).get(topic)
 
     def faults(self) -> list[tuple[tuple[str, str], str]]:
-        """By group and topic, why a filter that was sent is not used."""
+        """Return, by group and topic, why a filter that was sent is not used."""
         found = self._faults.items()
         return [((group, topic), why) for group, some in found for topic, why in some.items()]
 

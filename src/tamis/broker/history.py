@@ -22,15 +22,15 @@ from typing import Any, Final, Protocol, TypeVar
 import orjson
 
 from ..errors import StoreError
-from ..fate.facts import EXPIRED, RESET, UNSAVED, Move
+from ..fate.facts import EXPIRED, RESET, UNSAVED, FilterChange, Move
 from ..fate.filters import Filter
 from ..fate.history import Change, GroupHistory, History, Span, make_view
+from ..fate.loading import VERSION, NotHistory, history_of
 from ..net.aio import Peer
 from ..wire.bodies import Subscription
 from .config import Settings
 from .groups import SYSTEM_PREFIX
-from .historyfile import HistoryFile
-from .historyreading import VERSION, NotHistory, filter_fields, load_history
+from .historyfile import HistoryFile, read_lines
 from .members import ConsumerGroup, Consumers, Member
 from .topics import RETRY_PREFIX
 
@@ -51,7 +51,10 @@ _LEAST_SPANS: Final = 4  # of a queue that are kept when room is made
 _MOST_SPANS: Final = 10_000  # of a queue: readers may take turns for ever
 _CLEAN: Final = orjson.dumps({"t": "clean"})
 _START: Final = orjson.dumps({"t": "start"})
-SYSTEM_GROUPS: Final = frozenset(["FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP"])
+# Tools read as these, and so does our Spark source if it is given no group.
+SYSTEM_GROUPS: Final = frozenset(
+    ["FILTERSRV_CONSUMER", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "tamis-spark"]
+)
 
 
 def filter_of(subscription: Subscription | None) -> Filter | None:
@@ -91,11 +94,14 @@ class _Reader:
 
 class Filtered(Protocol):
     """A pull: it is asked for its filter only if a new span begins. What the filters of `unless`
-    want is not given to it, but to other lanes."""
+    want is not given to it, but to other lanes. `change` is one of the group's filter that is under
+    way."""
 
     def filter(self) -> Filter: ...
 
     def unless(self) -> tuple[Filter, ...]: ...
+
+    def change(self) -> FilterChange | None: ...
 
 
 class Recorder:
@@ -226,14 +232,14 @@ class Recorder:
         end: int,
         lane: str,
     ) -> None:
-        by, unless = pull.filter(), pull.unless()
+        by, unless, change = pull.filter(), pull.unless(), pull.change()
         known = self._topic(group, topic)
         member, own = self._member(group, topic, peer)
         spans = known.history.queues.get(queue_id, ())
         last = next((span for span in reversed(spans) if span.lane == lane), None)
         if last is not None and last.number < known.history.resets.get(queue_id, 0):
             last = None  # the group was reset since
-        is_same = last is not None and _kind_of(last) == (member, by, own, unless)
+        is_same = last is not None and _kind_of(last) == (member, by, own, unless, change)
         if last is not None and is_same and last.is_open and last.end < start:
             # the member was answered so far before the broker was killed
             last.end, last.is_open = start, False
@@ -243,7 +249,7 @@ class Recorder:
             self._moved[last] = None
         else:
             span = Span(start, end, member, by, own, known.view, self._millis(), start, lane)
-            span.unless = unless
+            span.unless, span.change = unless, change
             self._add(known, queue_id, span)
         key = (group, topic, queue_id, lane)
         known.readers.add(key)
@@ -313,10 +319,11 @@ class Recorder:
         return known is not None and peer in known.members
 
     def _tenure(self, known: _Topic, queue_id: int, member: str, lane: str) -> list[Span]:
-        """Return the spans that a member read one after the other without a gap, the last first."""
+        """Return the spans that a member read one after the other without a gap, the last first;
+        also across the moment when its group was divided into lanes, or united."""
         tenure: list[Span] = []
         for span in reversed(known.history.queues.get(queue_id, [])):
-            if span.lane != lane or span.member != member:
+            if span.member != member or (span.lane != lane and span.lane and lane):
                 continue
             if (tenure and span.end != tenure[-1].start) or span.number < known.history.resets.get(
                 queue_id, 0
@@ -423,7 +430,7 @@ class Recorder:
             history = known.history
             change = Change(self._millis(), member.client_id, old, new)
             history.changes.append(change)
-            fields = [change.time, change.member, filter_fields(old), filter_fields(new)]
+            fields = [change.time, change.member, _fields(old), _fields(new)]
             self._write({"t": "change", "g": group.name, "o": topic, "c": fields}, known)
             self._set_kind(history, group)
             distinct = set(known.filters)
@@ -740,27 +747,36 @@ def _is_ignored(group: str, topic: str) -> bool:
     )
 
 
-def _kind_of(span: Span) -> tuple[str, Filter, Filter | None, tuple[Filter, ...]]:
+def _fields(by: Filter | None) -> list[str] | None:
+    return None if by is None else [by.kind, by.text]
+
+
+def _kind_of(span: Span) -> tuple[object, ...]:
     """What two readers that follow each other have in common, if they are one."""
-    return span.member, span.filter, span.own, span.unless
+    return span.member, span.filter, span.own, span.unless, span.change
 
 
 def _span_fields(queue_id: int, span: Span) -> list[Any]:
     return [
-        *(
-            queue_id,
-            span.start,
-            span.end,
-            span.member,
-            filter_fields(span.filter),
-            filter_fields(span.own),
-        ),
-        *(span.view, span.began, span.acked, span.lane, [filter_fields(by) for by in span.unless]),
+        *(queue_id, span.start, span.end, span.member, _fields(span.filter), _fields(span.own)),
+        *(span.view, span.began, span.acked, span.lane, [_fields(by) for by in span.unless]),
+        _change_fields(span.change),
     ]
+
+
+def _change_fields(change: FilterChange | None) -> list[Any] | None:
+    if change is None:
+        return None
+    return [change.cut, _fields(change.old), _fields(change.new), change.is_handed]
 
 
 def _move_fields(move: Move) -> list[Any]:
     return [
         *(move.time, move.queue_id, move.before, move.after, move.by, move.why, move.lane),
-        filter_fields(move.filter),
+        _fields(move.filter),
     ]
+
+
+def load_history(path: Path) -> History | None:
+    """Return what a file holds; None if there is none. Raises NotHistory, OSError."""
+    return history_of(read_lines(path), str(path))

@@ -21,34 +21,18 @@ Events that are in a `group` line already may follow it again: reading them twic
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import orjson
+from ..store.historylines import NAME, read_lines
 
 __all__ = ["NAME", "HistoryFile", "read_lines"]
 
-NAME: Final = "tamis-history.log"
-_LONGEST_LINE: Final = 64 * 2**20  # bytes
+
+__all__ = ["NAME", "HistoryFile", "read_lines"]
+
 _PART: Final = 2**20  # bytes written at once
-
-
-def read_lines(path: Path) -> Iterator[Mapping[str, Any] | None]:
-    """Return what is in a file, line by line; nothing if it is not there. None for a line that is
-    no JSON object. Raises OSError."""
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(_LONGEST_LINE):
-                if line == b"\n":
-                    continue  # after what was cut short
-                try:
-                    value = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    value = None
-                yield value if isinstance(value, dict) else None
-    except FileNotFoundError:
-        return
 
 
 class HistoryFile:

@@ -60,7 +60,7 @@ class QueueLag:
 
     @property
     def lag(self) -> int | None:
-        """As RocketMQ has it."""
+        """The lag as RocketMQ tells it."""
         return None if self.committed is None else max(self.end - self.committed, 0)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class QueueLag:
 
 @dataclass(slots=True)
 class TotalLag:
-    """Of a group in all queues of a topic."""
+    """The lag of a group in all queues of a topic."""
 
     lag: int = 0
     matching: int | None = 0  # None if it is not known of some queue

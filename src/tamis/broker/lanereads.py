@@ -68,7 +68,7 @@ def _is_beyond(store: Store, queue: Queue, offset: int) -> bool:
 
 
 def _at_end(store: Store, queue: Queue, offset: int) -> Selection:
-    """As if the queue ended there."""
+    """Answer as if the queue ended there."""
     status = Status.OFFSET_OVERFLOW_ONE
     return Selection(status, [], offset, *_bounds(store, queue))  # type: ignore[arg-type]
 

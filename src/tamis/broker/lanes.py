@@ -16,6 +16,8 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from ..errors import InvalidFilter
+from ..fate.facts import FilterChange
+from ..fate.filters import Filter
 from ..filter.engines.closures import Closure, compile_closure, evaluate
 from ..filter.logic import Outcome
 from ..filter.tags import TagFilter, parse_tags, tags_code
@@ -363,6 +365,14 @@ class Division:
             return change.old if change.is_handed else own
         return own
 
+    def change_in(self, queue: Queue) -> FilterChange | None:
+        """The cut-over in a queue, as history remembers it."""
+        change = self.cutovers.get(queue[0])
+        if change is None:
+            return None
+        old, new = (Filter(one.kind, one.text) for one in (change.old, change.new))
+        return FilterChange(change.cut(queue[1]), old, new, change.is_handed)
+
     def filters_before(self, lane: Lane, queue: Queue, offset: int) -> tuple[LaneFilter, ...]:
         """Filters whose messages there are not this lane's, but those of lanes that come first."""
         if self.is_broadcast or queue[0] == self.retry_topic:
@@ -375,6 +385,8 @@ class Division:
             made.append(LaneFilter("TAG", "*"))  # nothing is given to it before the cut
         for other in self._older(lane, queue[0]):
             one = other.filters[queue[0]]
+            if change is not None and change.is_handed and (one, own) == (change.old, change.new):
+                continue  # it is left with what this lane's clients would drop
             is_apart = change is None or one not in (change.old, change.new)
             if is_apart or (change is not None and (one == change.old) == is_before):
                 made.append(one)

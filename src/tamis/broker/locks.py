@@ -1,7 +1,7 @@
 """Which member of a group may consume a queue in order: RocketMQ's `RebalanceLockManager`."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,6 +91,15 @@ class Locks:
             if lock is not None and lock.client_id == client_id:
                 del self._locks[group, queue]
                 log.info("group %s: %s unlocks %s", group, client_id, queue)
+
+    def rename(self, group: str, names: Mapping[str, str]) -> None:
+        """The group is divided, or united: the locks of these clients are kept under these names
+        from now on. What another client has locked there stays locked by that one."""
+        for (name, queue), lock in list(self._locks.items()):
+            new_name = names.get(lock.client_id, name)
+            if name.partition("\0")[0] == group and new_name != name:
+                del self._locks[name, queue]
+                self._locks.setdefault((new_name, queue), lock)
 
     def _purge(self, now: float) -> None:
         if now >= self._next_purge:

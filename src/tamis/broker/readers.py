@@ -85,7 +85,7 @@ class Readers:
     def steps(
         self, group: str | None = None, topic: str | None = None
     ) -> Generator[None, None, list[Reader]]:
-        """Those of one group, or of one topic, or all; a group and topic a step."""
+        """Return the readers of one group, of one topic, or all of them, in steps."""
         wanted: dict[tuple[str, str], None] = {}
         for of_topic, name in self._offsets.pairs():
             if group in (None, name) and topic in (None, of_topic):

@@ -166,7 +166,7 @@ class TopicLag:
 
 
 def by_topic(rows: "Iterable[MatchingLag]") -> dict[tuple[str, str], TopicLag]:
-    """By group and topic."""
+    """Return the rows by group and topic."""
     made: dict[tuple[str, str], TopicLag] = {}
     for row in rows:
         key = (row.group, row.queue.topic)
@@ -175,7 +175,7 @@ def by_topic(rows: "Iterable[MatchingLag]") -> dict[tuple[str, str], TopicLag]:
 
 
 def print_totals(found: Iterable[TopicLag], behind: int) -> None:
-    """In one line; `behind` is the lag of all."""
+    """Return a summary in one line; `behind` is the lag of all."""
     known = [one for one in found if one.matching is not None]
     matching = sum(one.matching or 0 for one in known)
     more = "" if all(one.is_complete for one in known) else " or more"

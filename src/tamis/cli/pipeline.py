@@ -25,7 +25,7 @@ __all__ = ["parse_settings", "pipeline_group"]
 
 @click.group("pipeline")
 def pipeline_group() -> None:
-    """Route, archive and replay messages, on Spark."""
+    """Route, archive, replay and audit messages, on Spark."""
 
 
 class _Misused(click.ClickException):
@@ -91,8 +91,9 @@ def _run(
     from ..pipeline.runner import JobFailed, Report, Stop, one_line, spark_session
     from ..pipeline.summary import check_place
 
-    if continuous and config.job == "replay":
-        raise ConfigError(f"{config.file}: a replay has an end: it can't be continuous")
+    if continuous and config.job in ("replay", "audit"):
+        what = "a replay" if config.job == "replay" else "an audit"
+        raise ConfigError(f"{config.file}: {what} has an end: it can't be continuous")
     job: Any = importlib.import_module(f"tamis.pipeline.{config.job}")
     check_place(config.summary)
     job.check(config)

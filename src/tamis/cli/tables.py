@@ -34,7 +34,7 @@ def time_text(milliseconds: int | None) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """In the two largest units there are: 3m 20s, 2d 3h; below a second 0s."""
+    """Return an age in its two largest units: 3m 20s, 2d 3h; below a second, 0s."""
     left, parts = max(int(seconds), 0), list[str]()
     for unit, size in _UNITS:
         count, left = divmod(left, size)

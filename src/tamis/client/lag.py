@@ -49,7 +49,7 @@ class Question:
     deadline: float
 
     async def ask(self, broker: str, address: str) -> list[MatchingLag]:
-        """Of the groups at one broker. Raises what asking does."""
+        """Return the lags of groups at one broker. Raises what asking does."""
         rows = await self._counted_by_broker(broker, address)
         if rows is None:
             rows = []
@@ -82,7 +82,7 @@ class Question:
                 return rows
 
     async def _counted_here(self, address: str, group: str) -> list[MatchingLag]:
-        """By what a broker tells that does not count itself."""
+        """Count with what a broker tells that does not count itself."""
         connection = await _connection(self.session, address, group)
         header = headers.GetConsumeStats(consumer_group=group, topic=self.topic)
         answer = await self.session.ask(address, header)
@@ -132,7 +132,7 @@ def _row(broker: str, told: dict[str, Any]) -> MatchingLag:
 
 
 async def _judged(session: Session, address: str, row: MatchingLag, deadline: float) -> MatchingLag:
-    """By a filter server of the broker that has the group's class."""
+    """Have a filter server of the broker count that has the group's class."""
     try:
         servers = await _filter_servers(session, row.queue.topic, address)
     except (Error, TimeoutError) as error:

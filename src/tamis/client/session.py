@@ -162,10 +162,15 @@ class Session:
         return await self._ask("broker", address, made, timeout, accept)
 
     async def ask_command(
-        self, address: str, request: Command, *, timeout: float | None = None
+        self,
+        address: str,
+        request: Command,
+        *,
+        timeout: float | None = None,
+        accept: Container[int] = _OK,
     ) -> Command:
         """As `ask`, of a command that is made already."""
-        return await self._ask("broker", address, request, timeout, _OK)
+        return await self._ask("broker", address, request, timeout, accept)
 
     async def tell(self, address: str, request: Header | RequestCode, body: bytes = b"") -> None:
         """One-way. Raises Unreachable."""

@@ -24,7 +24,14 @@ from .reports import is_system_group
 from .retrycopies import newest_copy
 from .session import Session
 
-__all__ = ["StoredPlace", "consuming_groups", "filter_of", "gather_facts", "locate"]
+__all__ = [
+    "StoredPlace",
+    "consuming_groups",
+    "filter_of",
+    "gather_facts",
+    "locate",
+    "members_now",
+]
 
 _MEMBERS: Final = 64  # of a group that are asked what they subscribe to
 _GROUPS: Final = 300  # whose members are asked for, if a broker does not tell who subscribes
@@ -171,7 +178,7 @@ async def _group_facts(session: Session, place: StoredPlace, group: str) -> Grou
         facts = replace(facts, retry=await newest_copy(session, place.message, group))
     if committed is None or committed <= place.facts.offset or not _can_conclude(facts):
         return replace(facts, unknown=(*unknown, _NO_HISTORY))
-    members = _members_now(place.queue, connected, said)
+    members = members_now(place.queue, connected, said)
     version = 0 if effective is None else effective.version
     reading = standing_reading(place.facts, committed, members, facts.effective, version)
     if isinstance(reading, Reading) and len(said) == len(everyone):
@@ -206,11 +213,12 @@ def _own(topic: str, info: bodies.RunningInfo) -> Filter | None:
     return subscriptions[0] if subscriptions else None
 
 
-def _members_now(
+def members_now(
     queue: MessageQueue,
     connected: Mapping[str, bodies.ConsumerConnection],
     said: Mapping[str, bodies.RunningInfo | Exception],
 ) -> list[MemberNow]:
+    """Return what members say of themselves, as far as one queue is concerned."""
     languages = {
         one.client_id: one.language for each in connected.values() for one in each.connections
     }

@@ -182,7 +182,7 @@ def _views(history: GroupHistory, numbers: set[int]) -> list[dict[str, Any]]:
 
 
 def _changes(history: GroupHistory, since: int) -> list[dict[str, Any]]:
-    """Of subscriptions, from the moment on that members began to differ."""
+    """Return the changes of subscriptions since members began to differ."""
     made = [
         {
             "time": one.time,

@@ -3,6 +3,7 @@ judges by. Nothing here asks anybody, reads a clock or touches a file."""
 
 from .facts import (
     Fate,
+    FilterChange,
     GroupFacts,
     Judgement,
     LaneFacts,
@@ -15,12 +16,14 @@ from .facts import (
 from .filters import Filter, FilterKind
 from .history import GroupHistory, History, Span
 from .judge import judge
+from .loading import history_of
 from .standing import MemberNow, standing_reading
 from .track import apache_track, track_type
 
 __all__ = [
     "Fate",
     "Filter",
+    "FilterChange",
     "FilterKind",
     "GroupFacts",
     "GroupHistory",
@@ -35,6 +38,7 @@ __all__ = [
     "Span",
     "View",
     "apache_track",
+    "history_of",
     "judge",
     "standing_reading",
     "track_type",

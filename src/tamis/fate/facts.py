@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..filter.logic import Outcome
 from .filters import Filter
@@ -11,6 +11,7 @@ from .filters import Filter
 __all__ = [
     "EXPIRED",
     "Fate",
+    "FilterChange",
     "GroupFacts",
     "Judgement",
     "LaneFacts",
@@ -75,6 +76,22 @@ class View:
     filters: Mapping[Filter, tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class FilterChange:
+    """A change of a group's filter that was announced, in one queue: from `cut` on, `new` holds in
+    place of `old`. `is_handed`: no member has the old one any more, so that what is left before the
+    cut is for members with the new one."""
+
+    cut: int
+    old: Filter
+    new: Filter
+    is_handed: bool = False
+
+    def counts(self, by: Filter, offset: int) -> bool:
+        """Return whether it matters there what members with this filter want."""
+        return not by.is_same(self.new if offset < self.cut else self.old)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """A stretch of a queue that includes the message, read by one member."""
@@ -89,6 +106,7 @@ class Reading:
     acknowledged: bool  # whether progress passed the message while this member had the queue
     lane: str = ""
     unless: tuple[Filter, ...] = ()  # what these want was left to other lanes
+    change: FilterChange | None = None  # under way then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +146,34 @@ class LaneFacts:
     filter: Filter | None  # on the message's topic; None if the lane does not subscribe to it
     committed: int | None
     members: tuple[str, ...] = ()
+    change: FilterChange | None = None  # under way now
+
+    def demand(self, offset: int) -> "Demand | None":
+        """Return what it waits for at that offset; None for nothing."""
+        own, change = self.filter, self.change
+        if own is None or change is None:
+            return None if own is None else Demand(own)
+        is_before = offset < change.cut
+        if own.is_same(change.old):
+            return Demand(own, drop=change.new if change.is_handed else None) if is_before else None
+        if own.is_same(change.new) and is_before:
+            return Demand(change.old, keep=own) if change.is_handed else None
+        return Demand(own)
+
+
+class Demand(NamedTuple):
+    """Messages that `by` wants, and that a client with `keep` takes, one with `drop` does not."""
+
+    by: Filter
+    keep: Filter | None = None
+    drop: Filter | None = None
+
+    def includes(self, properties: Mapping[str, str], codes: Mapping[str, Outcome]) -> bool:
+        return (
+            self.by.wants(properties, codes) is Outcome.TRUE
+            and (self.keep is None or self.keep.at_client(properties))
+            and not (self.drop is not None and self.drop.at_client(properties))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

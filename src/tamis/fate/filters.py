@@ -33,6 +33,14 @@ class Filter:
             return "all messages" if self.text in ("", "*") else f"tags {self.text!r}"
         return f"SQL {self.text!r}" if self.kind == "SQL92" else f"code {self.text}"
 
+    def is_same(self, other: "Filter") -> bool:
+        """Return whether both want the same: tags are compared as a set, all else as text."""
+        if self.kind != other.kind or self.kind != "TAG":
+            return self == other
+        if self.matches_all or other.matches_all:
+            return self.matches_all and other.matches_all
+        return tags_of(self) == tags_of(other)
+
     @property
     def matches_all(self) -> bool:
         return self.kind == "TAG" and self.text in ("", "*")

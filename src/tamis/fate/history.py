@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from .facts import Move, Reading, View
+from .facts import FilterChange, Move, Reading, View
 from .filters import Filter
 
 __all__ = ["Change", "GroupHistory", "History", "Span"]
@@ -42,6 +42,7 @@ class Span:
     is_open: bool = False
     number: int = -1  # by which the broker's file knows it
     unless: tuple[Filter, ...] = ()  # what these want was left to other lanes
+    change: FilterChange | None = None  # under way then
 
     def covers(self, offset: int) -> bool:
         return self.start <= offset < self.end
@@ -93,6 +94,7 @@ class GroupHistory:
                 acknowledged=span.acked > offset,
                 lane=span.lane,
                 unless=span.unless,
+                change=span.change,
             )
             for span in spans
         )
@@ -114,6 +116,14 @@ class GroupHistory:
         """Return the offset before which spans of the queue are no longer kept."""
         return self.floors.get(queue_id, 0)
 
+    def complete_since(self, queue_id: int, offset: int, broker_since: int) -> int:
+        """Return from when on all readings of the message are known, at a broker that has kept
+        history since `broker_since`."""
+        if offset < self.is_known_from(queue_id):
+            began = [span.began for span in self.queues.get(queue_id, ())]
+            return min(began, default=broker_since)
+        return max(broker_since, self.since)
+
     def to_json(self) -> dict[str, Any]:
         """Return all of it, filters by number. From any thread: each table is copied at once."""
         numbers = _Numbers()
@@ -122,6 +132,7 @@ class GroupHistory:
                 *(queue_id, span.start, span.end, span.member, numbers[span.filter]),
                 *(numbers[span.own], span.view, span.began, span.acked, span.lane),
                 *(span.is_open, span.number, [numbers[by] for by in span.unless]),
+                _change_to_json(span.change, numbers),
             ]
             for queue_id, spans in list(self.queues.items())
             for span in list(spans)
@@ -159,12 +170,13 @@ class GroupHistory:
         for queue_id, start, end, member, by, own, view, began, acked, lane, *rest in value[
             "spans"
         ]:
-            is_open, number, unless = rest
+            is_open, number, unless, change = rest
             made.queues.setdefault(int(queue_id), []).append(
                 Span(
                     *(int(start), int(end), str(member), filters[by], named(own), int(view)),
                     *(int(began), int(acked), str(lane), bool(is_open), int(number)),
                     tuple(filters[other] for other in unless),
+                    _change_from_json(change, filters),
                 )
             )
         for number, (since, members) in dict(value["views"]).items():
@@ -185,7 +197,7 @@ NO_VIEW: Final = View(0, {})
 
 @dataclass(slots=True, eq=False)
 class History:
-    """Of a broker, from `since` on; or the part of it that somebody asked for."""
+    """A broker's history from `since` on, or the part of it that somebody asked for."""
 
     since: int
     groups: dict[tuple[str, str], GroupHistory] = field(default_factory=dict)  # by group, topic
@@ -232,6 +244,19 @@ class _Numbers:
 
     def to_json(self) -> list[list[str]]:
         return [[by.kind, by.text] for by in self._numbers]
+
+
+def _change_to_json(change: FilterChange | None, numbers: _Numbers) -> list[Any] | None:
+    if change is None:
+        return None
+    return [change.cut, numbers[change.old], numbers[change.new], change.is_handed]
+
+
+def _change_from_json(fields: list[Any] | None, filters: list[Filter]) -> FilterChange | None:
+    if fields is None:
+        return None
+    cut, old, new, is_handed = fields
+    return FilterChange(int(cut), filters[old], filters[new], bool(is_handed))
 
 
 def _move_to_json(move: Move, numbers: _Numbers) -> list[Any]:

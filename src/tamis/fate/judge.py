@@ -61,6 +61,7 @@ class _Look:
             by: members
             for by, members in reading.view.filters.items()
             if by.wants(properties, codes) is Outcome.TRUE
+            and (reading.change is None or reading.change.counts(by, message.offset))
         }
         server = reading.filter.at_server(properties, codes)
         is_left = any(by.wants(properties, codes) is Outcome.TRUE for by in reading.unless)
@@ -78,13 +79,15 @@ def _by_retries(message: MessageFacts, group: GroupFacts) -> Decision | None:
     retry = group.retry
     if retry is None or retry.is_consumed:
         return None
-    times = "once" if retry.times == 1 else f"{retry.times} times"
+    times = _times(retry.times)
     if retry.is_dead:
         return Fate.DEAD_LETTERED, f"It failed {times} and is in {retry.topic} now."
     if retry.due is not None:
         when = f"it comes again at {_time(retry.due)}"
     else:
         when = f"it waits in {retry.topic}"
+    if not retry.times:
+        return Fate.RETRYING, f"It was sent to the group once more by a replay; {when}."
     return Fate.RETRYING, f"A member sent it back {times}; {when}."
 
 
@@ -105,13 +108,22 @@ def _by_kind_of_group(
 
 def _by_delivery(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> Decision | None:
     done = [look for look in looks if look.is_delivered and look.reading.acknowledged]
+    is_passed = _is_passed(message, group)
+    if group.retry is not None and group.retry.is_consumed and is_passed:
+        if not group.retry.times:
+            return Fate.CONSUMED, "It was sent to the group once more by a replay, and consumed."
+        return Fate.CONSUMED, f"It was sent back {_times(group.retry.times)} and then consumed."
     if not done:
         return None
-    member = done[-1].reading.member
-    if _is_passed(message, group):
-        if group.retry is not None:
-            times = "once" if group.retry.times == 1 else f"{group.retry.times} times"
-            return Fate.CONSUMED, f"It was sent back {times} and then consumed."
+    reading = done[-1].reading
+    member, change = reading.member, reading.change
+    if change is not None and change.is_handed and message.offset < change.cut:
+        return (
+            Fate.CONSUMED,
+            f"It was given to {member}, which acknowledged it, for no member had {change.old} any "
+            f"more, which holds before offset {change.cut}.",
+        )
+    if is_passed:
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it."
     if group.lanes:
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it for its lane."
@@ -151,8 +163,16 @@ def _waiting_lane(message: MessageFacts, group: GroupFacts) -> Decision | None:
     for lane in group.lanes:
         if lane.filter is None or (lane.committed or 0) > message.offset:
             continue
-        if lane.filter.wants(message.properties, message.code_outcomes) is not Outcome.TRUE:
+        demand = lane.demand(message.offset)
+        if demand is None or not demand.includes(message.properties, message.code_outcomes):
             continue
+        if lane.members and demand.keep is not None:
+            return (
+                Fate.NOT_CONSUMED_YET,
+                f"No member has {demand.by} any more, which holds before the change of the group's "
+                f"filter: it waits for {_names(list(lane.members))}, who are at "
+                f"{lane.committed or 0}.",
+            )
         if lane.members:
             who = f"members with {lane.filter} ({_names(list(lane.members))})"
             return Fate.NOT_CONSUMED_YET, f"It waits for {who}, who are at {lane.committed or 0}."
@@ -183,6 +203,15 @@ def _by_moves(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> D
     """Progress was moved past it, and no reading was acknowledged since."""
     over = [move for move in group.moves if (move.before or 0) <= message.offset < move.after]
     acked = [look.reading.began for look in looks if look.reading.acknowledged]
+    given_up = [
+        move
+        for move in over
+        if move.filter is not None
+        and message.properties is not None
+        and move.filter.wants(message.properties, message.code_outcomes) is Outcome.TRUE
+    ]
+    if given_up and all(began < given_up[-1].time for began in acked):
+        return _by_move(message, given_up[-1], looks)
     if over and over[-1].why == UNSAVED and all(began < over[-1].time for began in acked):
         return Fate.UNKNOWN, f"Progress passed it; unknown: {UNSAVED}."
     if acked:
@@ -266,6 +295,8 @@ def _by_filters(message: MessageFacts, group: GroupFacts, looks: list[_Look]) ->
     if look.server is Outcome.ERROR:
         why = _sql_reason(message, reading.filter)
         return Fate.FILTER_FAILED, f"The group's filter failed on it: {why}"
+    if reading.change is not None and look.is_left_to_others:
+        return Fate.FILTERED, _not_wanted(message, reading)
     if look.server is Outcome.TRUE:
         own = reading.own or reading.filter
         if reading.filter.at_client(message.properties):
@@ -279,7 +310,21 @@ def _by_filters(message: MessageFacts, group: GroupFacts, looks: list[_Look]) ->
             f"Its tag {message.tag!r} has the same hash as one of {reading.filter}: the broker "
             f"sent it to {reading.member}, whose client dropped it.",
         )
-    return Fate.FILTERED, f"No member wanted it: {_why_not(message, reading.filter)}"
+    return Fate.FILTERED, _not_wanted(message, reading)
+
+
+def _not_wanted(message: MessageFacts, reading: Reading) -> str:
+    change = reading.change
+    if change is None:
+        return f"No member wanted it: {_why_not(message, reading.filter)}"
+    is_before = message.offset < change.cut
+    by = change.old if is_before else change.new
+    why = _why_not(message, by) if by.kind != "TAG" else f"it has {_tag_of(message)}."
+    return (
+        f"At offset {change.cut} of this queue the group's filter was changed from {change.old} to "
+        f"{change.new}; {'before' if is_before else 'after'} that "
+        f"{'the old' if is_before else 'the new'} one holds, which does not match: {why}"
+    )
 
 
 def _lost(message: MessageFacts, look: _Look, wanted: Mapping[Filter, tuple[str, ...]]) -> str:
@@ -341,6 +386,10 @@ def _is_known(message: MessageFacts, group: GroupFacts) -> bool:
     return since is not None and message.stored is not None and message.stored >= since
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _names(members: list[str]) -> str:
     if len(members) <= 3:
         return ", ".join(members)
@@ -357,8 +406,11 @@ def _why_not(message: MessageFacts, by: Filter) -> str:
         return _sql_reason(message, by).removeprefix("It does not match: ")
     if by.kind == "CODE":
         return f"{by} said no."
-    tag = message.tag
-    return f"it has {f'the tag {tag!r}' if tag else 'no tag'}, the group's filter is {by}."
+    return f"it has {_tag_of(message)}, the group's filter is {by}."
+
+
+def _tag_of(message: MessageFacts) -> str:
+    return f"the tag {message.tag!r}" if message.tag else "no tag"
 
 
 def _sql_reason(message: MessageFacts, by: Filter) -> str:
@@ -467,7 +519,7 @@ def _filter(by: Filter | None) -> dict[str, Any] | None:
 def _sql_parts(
     message: MessageFacts, group: GroupFacts, looks: list[_Look]
 ) -> dict[str, Any] | None:
-    """Of the SQL that decided, part by part."""
+    """Return what the SQL that decided says of the message, part by part."""
     passed = [look for look in looks if look.reading.acknowledged] or looks
     by = passed[-1].reading.filter if passed else group.effective
     if by is None or by.kind != "SQL92" or message.properties is None:

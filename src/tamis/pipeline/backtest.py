@@ -5,11 +5,9 @@ way (Spark's `observe`); how wide a bucket is to be is known only then, so that 
 are few, are added up afterwards.
 """
 
-import contextlib
 import json
 import math
 import re
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -19,11 +17,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ..spark import _needed  # noqa: F401  # isort: skip
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.utils import is_remote
 
 from ..errors import ConfigError
 from ..filter import Outcome, parse
@@ -34,7 +30,7 @@ from ..spark import session
 from ..spark.schema import COLUMNS
 from . import archive, sources, steps
 from .config import Filter, Source
-from .runner import JobFailed, Report, one_line
+from .runner import JobFailed, Report, one_line, watched
 from .summary import columns_of
 
 __all__ = [
@@ -66,7 +62,6 @@ _KEPT_IN: Final = 8
 _BAR: Final = 30
 _PLACE: Final = ("topic", "broker", "queue_id", "offset", "message_id")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
-_LOOK: Final = 0.5  # seconds between looks at how far Spark is
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,43 +231,13 @@ def run_on(
     spark = session("tamis backtest", master=master, config=config)
     try:
         rows = _open(spark, source, properties_read(new, old))
-        with _told(spark, report):
+        with watched(spark, report):
             return run(rows, new, old, bucket=bucket, samples=samples, source=source.name)
     except PySparkException as error:
         raise JobFailed(one_line(error)) from error
     finally:
         if is_ours:
             spark.stop()
-
-
-@contextlib.contextmanager
-def _told(spark: SparkSession, report: Report | None) -> Iterator[None]:
-    """What Spark's tasks say they have read, while they run: each when it ends, and all of them
-    with the heartbeats of their executors."""
-    if report is None or is_remote():
-        yield
-        return
-    store = spark.sparkContext._jsc.sc().statusStore()
-    is_over = threading.Event()
-
-    def look() -> None:
-        most = 0  # other stages read less: what was counted, samples
-        with contextlib.suppress(Py4JError):  # Java is gone: whoever waits for it says so
-            while not is_over.wait(_LOOK):
-                stages = store.activeStages()
-                read = [stages.apply(number).inputRecords() for number in range(stages.size())]
-                most = max(most, *read, 0)
-                report.update(most)
-
-    report.begin()
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        looking.join()
-        report.close()
 
 
 def _open(spark: SparkSession, source: Source, names: Sequence[str]) -> DataFrame:

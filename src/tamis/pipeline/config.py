@@ -1,12 +1,14 @@
 """A pipeline file: TOML, checked as far as it can be without Spark.
 
     [source]            one of nameserver, store, archive; topic, start, end, dialect, options
-    [run]               job, checkpoint, summary, max_offsets_per_batch, interval
+    job                 route, archive, replay or audit; may stand in [run]
+    [run]               checkpoint, summary, max_offsets_per_batch, interval
     [[subscription]]    group, one of tags, sql, code; isolation of code; sink
     [unmatched]         sink
     [archive]           path, format, properties, options
     [replay]            one of tags, sql, code, or none; isolation; since, until or offsets; rate;
-                        sink
+                        sink; or, of [source] lost, groups, rate, force
+    [audit]             groups, table, lost, report
 
 Paths are relative to the file. What is wrong raises ConfigError with one line that begins with the
 file and the table; a filter that does not compile adds a picture of it.
@@ -25,6 +27,7 @@ from typing import Any, Final, TypeVar
 from ..errors import ConfigError, InvalidFilter
 from ..filter import Dialect, parse
 from ..filter.tags import parse_tags
+from .audit_config import Audit, Output, ReplayOfLost, audit_of, replay_of_lost
 from .table import Table, is_local, near
 
 __all__ = [
@@ -34,9 +37,12 @@ __all__ = [
     "ISOLATION",
     "OTHER_COLUMNS",
     "Archive",
+    "Audit",
     "Config",
     "Filter",
+    "Output",
     "Replay",
+    "ReplayOfLost",
     "Sink",
     "Source",
     "Subscription",
@@ -59,7 +65,7 @@ OTHER_COLUMNS: Final = (
 )
 # What a message in another topic is made of, and where it was: its key.
 _SENT: Final = ("topic", "broker", "queue_id", "offset", "tags", "keys", "properties", "body")
-JOBS: Final = ("route", "archive", "replay")
+JOBS: Final = ("route", "archive", "replay", "audit")
 # Of code: it is the job's own, or a stranger's, which must be locked in (`tamis.sandbox`).
 ISOLATION: Final = ("off", "required")
 _GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")  # RocketMQ's rule
@@ -77,6 +83,7 @@ class Source:
     end: str = "latest"
     dialect: str = Dialect.V4_9.value  # of SQL filters on it
     options: Mapping[str, str] = field(default_factory=dict)  # of the Spark source, as they are
+    lost: str | None = None  # the list of an audit: these messages only
 
     @property
     def kind(self) -> str:
@@ -95,6 +102,8 @@ class Source:
     def what(self) -> str:
         if self.topics:
             return "topic " + ", ".join(self.topics)
+        if self.lost is not None:
+            return f"those listed in {self.lost}"
         named = [f"{name} {value}" for name, value in self.options.items() if names_topics(name)]
         return ", ".join(named) or "all topics"
 
@@ -219,6 +228,8 @@ class Config:
     unmatched: Sink | None = None
     archive: Archive | None = None
     replay: Replay | None = None
+    replay_of_lost: ReplayOfLost | None = None
+    audit: Audit | None = None
 
 
 def millis_of(text: str) -> int:
@@ -238,10 +249,14 @@ def load(file: str | Path) -> Config:
         raise ConfigError(f"{file}: {error}") from None
     top = Table(tables, f"{file}: ", file, "table")
     run = top.table("run", {})
-    job = run.choice("job", JOBS, "route")
+    if top.has("job") and run.has("job"):
+        raise top.error("job is said twice: leave out that of [run]")
+    job = top.choice("job", JOBS, "") if top.has("job") else run.choice("job", JOBS, "route")
     stem = file.absolute().parent / ".tamis" / file.stem
     checkpoint = run.path("checkpoint", str(stem))
     source = _source(top.table("source"))
+    if source.lost is not None and job != "replay":
+        raise top.error(f"[source] lost is for job replay, not {job}")
     config = Config(
         file=file,
         source=source,
@@ -303,6 +318,8 @@ def _archive(top: Table, source: Source) -> dict[str, Any]:
 
 
 def _replay(top: Table, source: Source) -> dict[str, Any]:
+    if source.lost is not None:
+        return replay_of_lost(top, source)
     table = top.table("replay")
     offsets = table.take("offsets", (dict, str), None, "a table or JSON text")
     replay = Replay(
@@ -326,7 +343,7 @@ def _replay(top: Table, source: Source) -> dict[str, Any]:
     return {"replay": replay}
 
 
-_OF_JOB: Final = {"route": _route, "archive": _archive, "replay": _replay}
+_OF_JOB: Final = {"route": _route, "archive": _archive, "replay": _replay, "audit": audit_of}
 
 
 def _source(table: Table) -> Source:
@@ -335,6 +352,7 @@ def _source(table: Table) -> Source:
         said = f"has {' and '.join(given)}" if given else "does not say where messages are"
         raise table.error(f"{said}: give it one of nameserver, store and archive")
     topics = table.texts("topic", ())
+    lost = table.path("lost", None)
     source = Source(
         nameserver=table.text_or_none("nameserver"),
         store=table.path("store", None),
@@ -344,9 +362,11 @@ def _source(table: Table) -> Source:
         end=table.time("end", "latest", ("latest",)),
         dialect=table.choice("dialect", [d.value for d in Dialect], Dialect.V4_9.value),
         options=table.options(),
+        lost=lost,
     )
     table.end()
-    if source.nameserver is not None and not topics and not any(map(names_topics, source.options)):
+    is_named = topics or lost is not None or any(map(names_topics, source.options))
+    if source.nameserver is not None and not is_named:
         raise table.error("has no topic")
     return source
 

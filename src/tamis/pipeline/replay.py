@@ -10,6 +10,7 @@ and is cut into slices: of each queue a share, or of an archive some files. A sl
 
 Killed, it goes on with the slice, or the chunk, it was at: files have each message once, others may
 have one chunk twice. The first Ctrl-C ends it with the slice or the chunk, a second gives that up.
+The messages that an audit lists as lost are replayed by `lost`.
 """
 
 import math
@@ -25,7 +26,7 @@ from pyspark.sql import functions as F
 from ..code import Context
 from ..errors import ConfigError
 from ..filter import Outcome
-from . import archive, slices, sources, steps
+from . import archive, lost, slices, sources, steps
 from .checkpoint import Checkpoint
 from .config import FILE_FORMATS, Config, Replay
 from .runner import JobFailed, Report, Stop, one_line
@@ -90,6 +91,9 @@ def _duration(seconds: float) -> str:
 
 def check(config: Config) -> None:
     """What can be known before Spark starts. Raises Error."""
+    if config.replay_of_lost is not None:
+        lost.check(config)
+        return
     replay = _of(config)
     checkpoint = Checkpoint.open(config)
     _check_same(config, checkpoint)
@@ -113,12 +117,14 @@ def run(
     stop: Stop | None = None,
     report: Report | None = None,
     out: Callable[[str], None] = print,
-) -> ReplaySummary:
+) -> "ReplaySummary | lost.LostSummary":
     """Until all is replayed. A dry run counts and writes nothing. Raises ConfigError before
     anything is written, JobFailed later."""
     if continuous:
         raise ConfigError(f"{config.file}: a replay has an end: it can't be continuous")
     stop, report = stop or Stop(), report or Report(None)
+    if config.replay_of_lost is not None:
+        return lost.run(spark, config, dry_run=dry_run, stop=stop, report=report)
     checkpoint = Checkpoint.open(config, spark)
     with checkpoint.locked(dry_run):
         _check_same(config, checkpoint)

@@ -14,19 +14,30 @@ from types import FrameType
 from typing import IO, Any, Final, Self
 
 from ..spark import _needed  # noqa: F401  # isort: skip
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.utils import is_remote
 
 from ..errors import Error
 from ..spark.progress import Progress, progress, reason
 from ..spark.session import session
 from .summary import Summary
 
-__all__ = ["JobFailed", "Report", "Stop", "Stopped", "drive", "one_line", "spark_session"]
+__all__ = [
+    "JobFailed",
+    "Report",
+    "Stop",
+    "Stopped",
+    "drive",
+    "one_line",
+    "spark_session",
+    "watched",
+]
 
 _LOOK: Final = 0.2  # seconds between looks at the query
+_LOOK_AT_TASKS: Final = 0.5  # seconds between looks at how far Spark is
 
 
 class JobFailed(Error):
@@ -166,6 +177,46 @@ def drive(
         if query.isActive:
             query.stop()
         py4j.setLevel(level)
+
+
+@contextlib.contextmanager
+def watched(
+    spark: SparkSession, report: Report | None, messages: int | None = None
+) -> Iterator[None]:
+    """Tells the report what Spark's tasks say they have read, while they run: each when it ends,
+    and all of them with the heartbeats of their executors. Of tasks that can't say it, how many are
+    done is told, as a share of `messages`."""
+    if report is None or is_remote():
+        yield
+        return
+    store = spark.sparkContext._jsc.sc().statusStore()
+    is_over = threading.Event()
+
+    def look() -> None:
+        most = 0  # other stages read less: what was counted, samples
+        with contextlib.suppress(Py4JError):  # Java is gone: whoever waits for it says so
+            while not is_over.wait(_LOOK_AT_TASKS):
+                stages = store.activeStages()
+                active = [stages.apply(number) for number in range(stages.size())]
+                if messages is None:
+                    read = [stage.inputRecords() for stage in active]
+                else:
+                    read = [
+                        messages * stage.numCompleteTasks() // max(stage.numTasks(), 1)
+                        for stage in active
+                    ]
+                most = max(most, *read, 0)
+                report.update(most, None if messages is None else messages - most)
+
+    report.begin()
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        looking.join()
+        report.close()
 
 
 def one_line(error: BaseException) -> str:

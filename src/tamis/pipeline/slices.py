@@ -17,7 +17,17 @@ from . import archive, sources
 from .config import FILE_FORMATS, Config, Replay, names_topics
 from .steps import Needs
 
-__all__ = ["Ranges", "asked", "count", "cut", "options_of", "positions", "read", "slices_of"]
+__all__ = [
+    "Ranges",
+    "asked",
+    "count",
+    "cut",
+    "options_of",
+    "places_of",
+    "positions",
+    "read",
+    "slices_of",
+]
 
 _SLICE: Final = 500_000  # messages read at a time, if the file does not say
 _FILES: Final = 16  # of an archive at a time
@@ -77,7 +87,7 @@ def read(spark: SparkSession, config: Config, part: Any, needs: Needs) -> DataFr
     reader = reader.options(**{k: v for k, v in source.options.items() if not names_topics(k)})
     if needs.properties:
         reader = reader.option("properties", ",".join(needs.properties))
-    rows = reader.options(**_places(part)).load()
+    rows = reader.options(**places_of(part)).load()
     if replay.since is not None:  # queues are searched by time, which clocks set back
         rows = rows.where(F.col("store_timestamp") >= archive.moment(replay.since))
     if replay.until is not None:
@@ -208,8 +218,8 @@ def cut(ranges: Ranges, size: int) -> Iterator[Ranges]:
         }
 
 
-def _places(part: Ranges) -> dict[str, str]:
-    """Options of a source that reads just these."""
+def places_of(part: Ranges) -> dict[str, str]:
+    """Return options of a source that reads just these."""
 
     def each(value: Callable[[tuple[int, int]], int]) -> str:
         return json.dumps(

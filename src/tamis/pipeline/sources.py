@@ -1,17 +1,21 @@
 """What a job reads, as a DataFrame: a topic over the wire, a store's directory, an archive."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from ..errors import ConfigError
 from ..spark.options import Options
+from ..spark.reader import BatchReader, Partition
 from ..spark.schema import row_type
 from ..spark.stream import StreamReader
 from .config import DEFAULT_COLUMNS, Source, is_local
 
-__all__ = ["check", "check_options", "open_source", "options_of", "place_of"]
+if TYPE_CHECKING:
+    from .judging import Batches
+
+__all__ = ["check", "check_options", "map_source", "open_source", "options_of", "place_of"]
 
 # Options that a file has settings for, or that a job chooses.
 _OURS: Final = frozenset(
@@ -52,6 +56,31 @@ def open_source(
     if streaming:
         return spark.readStream.format(name).options(**options).load()
     return spark.read.format(name).options(**options).load()
+
+
+def map_source(
+    spark: SparkSession,
+    source: Source,
+    columns: Sequence[str],
+    work: Callable[["Batches"], "Batches"],
+    schema: str,
+) -> tuple[DataFrame, int]:
+    """Return what `work` makes of the messages, as rows of `schema`, and how many messages there
+    are. It is done by the workers that read them: they do not go through the JVM, which takes
+    longer than to read them. For a source that is no archive."""
+    said = options_of(source, columns, (), streaming=False)
+    options = Options.parse(said, of_log=source.nameserver is None)
+    reader = BatchReader(options, row_type(options.columns, options.properties))
+    partitions = [one for one in reader.partitions() if isinstance(one, Partition)]
+
+    def read(numbers: "Batches") -> "Batches":
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from work(reader.read(partitions[number]))
+
+    numbers = spark.range(0, len(partitions), 1, max(len(partitions), 1))
+    count = sum(part.end - part.start for one in partitions for part in one.parts)
+    return numbers.mapInArrow(read, schema), count
 
 
 def check(

@@ -142,7 +142,7 @@ class Table:
 
 
 _NEEDED: Final = object()
-_TABLES: Final = ("source", "run", "subscription", "unmatched", "archive", "replay")
+_TABLES: Final = ("source", "run", "subscription", "unmatched", "archive", "replay", "audit")
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -537,7 +537,7 @@ class AddWritePermResponse(Header):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetMatchingLag(Header):
-    """Of a group, of a topic, or of all; what is not counted by then is said to be incomplete."""
+    """For a group, a topic, or all; what is not counted in time is said to be incomplete."""
 
     CODE: ClassVar = RequestCode.GET_MATCHING_LAG
     consumer_group: str | None = None

@@ -236,7 +236,7 @@ def unregister(
 def consumer_list(
     consumers: Consumers, conflicts: Conflicts, header: OfConsumerGroup, request: Request
 ) -> Steps[Answer]:
-    """Of a group that is divided, a member is told of those it shares the queues with."""
+    """Answer who shares the queues; in a divided group, who does so in the member's lane."""
     group = consumers.groups.get(header.consumer_group)
     if group is None:
         why = f"no consumer for this group, {header.consumer_group}"

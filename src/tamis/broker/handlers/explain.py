@@ -60,7 +60,7 @@ class Explainer:
     lanes: Callable[[str, str, int], tuple[LaneFacts, ...]]  # of a group on a queue
 
     def groups(self, topic: str) -> list[str]:
-        """Those that consume the topic, did, or subscribe to it."""
+        """Return the groups that consume the topic, did, or subscribe to it."""
         names = {
             *self.offsets.groups(topic),
             *self.consumers.subscribers(topic),
@@ -139,7 +139,9 @@ class Explainer:
             readings=history.readings(queue_id, offset) if history is not None else (),
             moves=history.moves_of(queue_id) if history is not None else (),
             first_read=history.first_read(queue_id) if history is not None else None,
-            complete_since=_complete_since(self.recorder.since, history, queue_id, offset),
+            complete_since=self.recorder.since
+            if history is None
+            else history.complete_since(queue_id, offset, self.recorder.since),
             unsaved_from=history.unsaved_from(queue_id, offset) if history is not None else None,
             retry=copies.get(name),
             policy=self.policy(name),
@@ -150,7 +152,7 @@ class Explainer:
         )
 
     def copies(self, message: StoredMessage, groups: list[str]) -> Steps[dict[str, RetryFacts]]:
-        """By group, the newest copy of the message that a member sent back."""
+        """Return, by group, the newest copy of the message that a member sent back."""
         key = message.properties.get(PropertyName.UNIQUE_KEY)
         found: dict[str, RetryFacts] = {}
         if not key:
@@ -236,16 +238,6 @@ def _kind(history: GroupHistory | None) -> tuple[str, str]:
     return model, "CONSUME_ACTIVELY" if history.is_pull else ""
 
 
-def _complete_since(since: int, history: GroupHistory | None, queue_id: int, offset: int) -> int:
-    """From when on all readings of the message are known."""
-    if history is None:
-        return since
-    if offset < history.is_known_from(queue_id):
-        began = [span.began for span in history.queues.get(queue_id, ())]
-        return min(began, default=since)
-    return max(since, history.since)
-
-
 @stepwise
 def explain_message(
     explainer: Explainer, header: ExplainMessage, request: Request
@@ -316,7 +308,8 @@ def _code_outcomes(text: str | None) -> dict[str, Outcome]:
 def get_history(
     recorder: Recorder, broker: str, header: GetHistory, request: Request
 ) -> Steps[Answer]:
-    """Of a topic, a group, both, or everything; refused if that is more than an answer holds."""
+    """Answer with the history of a topic, of a group, of both, or with all of it; refuse if that is
+    more than an answer holds."""
     known = recorder.known(header.group, header.topic)
     left, parts, size = deque(known), list[bytes](), 0
     while left:

@@ -67,7 +67,7 @@ def set_policy(parts: Deciding, header: SetGroupPolicy, request: Request) -> Ans
 
 @stepwise
 def get_rules(parts: Deciding, header: GetGroupRules, request: Request) -> Steps[Answer]:
-    """Of one group, or of all that have some."""
+    """Answer with the rules of one group, or of all groups that have some."""
     rules = parts.conflicts.rules
     names = [header.group] if header.group else sorted(rules.policies.keys() | rules.divisions)
     default = parts.conflicts.default_policy

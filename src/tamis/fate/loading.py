@@ -1,4 +1,4 @@
-"""Reads the file of history again, line by line; see `historyfile.py` for the lines.
+"""History from the lines that a broker keeps it in; `broker/historyfile.py` says what they are.
 
 Lines may come twice: those that were written while all of it was written to a new file, and those
 of an attempt to save that failed in the end. So reading one twice changes nothing.
@@ -6,17 +6,15 @@ of an attempt to save that failed in the end. So reading one twice changes nothi
 
 import logging
 from collections import deque
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..errors import StoreError
-from ..fate.facts import RESET, Move
-from ..fate.filters import EVERYTHING, Filter
-from ..fate.history import Change, GroupHistory, History, Span, make_view
-from .historyfile import read_lines
+from .facts import RESET, FilterChange, Move
+from .filters import EVERYTHING, Filter
+from .history import Change, GroupHistory, History, Span, make_view
 
-__all__ = ["VERSION", "NotHistory", "filter_fields", "load_history"]
+__all__ = ["VERSION", "NotHistory", "history_of"]
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +25,17 @@ class NotHistory(StoreError):
     """Raised for a file that was not written by this release, or not by us."""
 
 
-def load_history(path: Path) -> History | None:
-    """Return what a file holds; None if there is none, or nothing in it. Lines that are not
-    understood are passed over. If the broker did not stop in good order, the last span of each
-    queue is open. Raises NotHistory, OSError."""
-    lines = read_lines(path)
-    try:
-        first = next(lines)
-    except StopIteration:
-        return None
-    reading = _Reading(_first(path, first))
-    strange, last_fault = 0, ""
+def history_of(
+    lines: Iterable[Mapping[str, Any] | None], name: str = "the history"
+) -> History | None:
+    """Return what the lines tell; None if there is none. Those that are not understood, or None,
+    are passed over, and logged once, with the name of the file. If the broker did not stop in good
+    order, the last span of each queue is open. Raises NotHistory."""
+    reading, strange, last_fault = None, 0, ""
     for line in lines:
+        if reading is None:
+            reading = _Reading(_first(name, line))
+            continue
         try:
             if line is None:
                 raise ValueError("no JSON object")
@@ -50,12 +47,12 @@ def load_history(path: Path) -> History | None:
     if strange:
         log.warning(
             "%s: %d lines can't be read and are passed over, the last for %.200s",
-            *(path, strange, last_fault),
+            *(name, strange, last_fault),
         )
-    return reading.result()
+    return None if reading is None else reading.result()
 
 
-def _first(path: Path, line: Mapping[str, Any] | None) -> History:
+def _first(name: str, line: Mapping[str, Any] | None) -> History:
     try:
         if line is None or line["t"] != "since":
             raise ValueError
@@ -63,10 +60,10 @@ def _first(path: Path, line: Mapping[str, Any] | None) -> History:
         version = int(line.get("version", VERSION))
     except (KeyError, TypeError, ValueError):
         why = "the first line does not say since when it is kept"
-        raise NotHistory(f"{path} is no history: {why}") from None
+        raise NotHistory(f"{name} can't be read: {why}") from None
     if version != VERSION:
         why = f"it is of version {version}, and this release reads version {VERSION}"
-        raise NotHistory(f"{path}: {why}")
+        raise NotHistory(f"{name} can't be read: {why}")
     return loaded
 
 
@@ -171,12 +168,14 @@ class _Reading:
 
 
 def _span(line: Mapping[str, Any]) -> tuple[int, Span]:
-    queue_id, start, end, member, by, own, view, began, acked, lane, unless = line["s"]
+    queue_id, start, end, member, by, own, view, began, acked, lane, *rest = line["s"]
+    unless, change = rest
     span = Span(
         *(int(start), int(end), str(member), _filter(by) or EVERYTHING, _filter(own), int(view)),
         *(int(began), int(acked), str(lane)),
         number=int(line["n"]),
         unless=tuple(filter(None, map(_filter, unless))),
+        change=_change(change),
     )
     return int(queue_id), span
 
@@ -195,8 +194,11 @@ def _move(line: Mapping[str, Any]) -> Move:
     )
 
 
-def filter_fields(by: Filter | None) -> list[str] | None:
-    return None if by is None else [by.kind, by.text]
+def _change(fields: list[Any] | None) -> FilterChange | None:
+    if fields is None:
+        return None
+    cut, old, new, is_handed = fields
+    return FilterChange(int(cut), Filter(*old), Filter(*new), bool(is_handed))
 
 
 def _filter(fields: list[Any] | None) -> Filter | None:
