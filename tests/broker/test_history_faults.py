@@ -220,7 +220,7 @@ def test_one_group_does_not_take_the_room_of_others(tmp_path: Path) -> None:
 
 def test_a_queue_with_very_many_spans_keeps_the_newest(tmp_path: Path) -> None:
     one = Recording(tmp_path)
-    most = history_module._MOST_SPANS
+    most = history_module.MOST_SPANS
     for number in range(3 * most):
         one.read("g", "T", 0, one.peers[number % 2], number, number + 1)
     history = one.recorder.history("g", "T")
@@ -267,7 +267,7 @@ def test_a_topic_that_was_reset_can_be_deleted(tmp_path: Path) -> None:
 def test_a_group_that_was_dropped_for_room_is_not_known_from_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_module, "_MOST_TOPICS", 3)
+    monkeypatch.setattr(history_module, "MOST_TOPICS", 3)
     one = Recording(tmp_path)
     one.join("g", one.peers[0], "A")
     one.read("g", "T", 0, one.peers[0], 0, 5)

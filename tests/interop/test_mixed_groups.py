@@ -22,8 +22,8 @@ from interop.javaclient import LINES, JavaClient, wait_for
 from tamis.client import assign
 from tamis.wire.bodies import MessageQueue
 
-# Seconds: longer than the minute that a lock lives at the broker. A Java member that stops while it is
-# being given a queue may leave it locked.
+# Seconds: longer than the minute that a lock lives at the broker. A Java member that stops while it
+# is being given a queue may leave it locked.
 PATIENCE = 100.0
 LOCKS = 100.0  # a broker keeps the lock of an ordered member that died for sixty of them
 SETTINGS: dict[str, object] = {"messageDelayLevel": "3s 1s 1s 1s", "enablePropertyFilter": True}
