@@ -4,6 +4,9 @@ The policy is the broker's `subscription_conflicts` or the group's own. Under `r
 done but counting; under `reject` a member that disagrees is refused; under `isolate`, and while a
 cut-over is in force, the group is divided (see `lanes`). What a lane leaves behind when its members
 are gone is looked after by `tending`.
+
+It is one module though long: refusing, placing and committing all read and change the same state,
+a group's division.
 """
 
 import logging
