@@ -128,6 +128,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 b.producers,
                 b.filters,
                 b.conflicts,
+                now=b.puller.clock,  # by which members that fall silent are looked for
             ),
         ),
         code.UNREGISTER_CLIENT: Route(
