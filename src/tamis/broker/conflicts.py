@@ -366,8 +366,8 @@ class Conflicts:
                 change.is_handed = True
 
     def _drop_placeholders(self, division: Division, filters: dict[str, LaneFilter]) -> None:
-        """Of members with the old filter of a cut-over, when one is there: the group's offset is
-        theirs, so its lane begins at the same place."""
+        """Drop lanes that stood for members with an old filter, when one is there: the group's
+        offset is theirs, so its lane begins at the same place."""
         division.lanes = [
             lane
             for lane in division.lanes
@@ -482,7 +482,7 @@ class Conflicts:
         return lane
 
     def client_ids(self, group: ConsumerGroup, peer: Peer) -> list[str]:
-        """Those that share the queues with a member."""
+        """Return the client ids that share the queues with a member."""
         lane = self.lane(group.name, peer)
         if lane is None:
             return group.client_ids

@@ -153,7 +153,7 @@ class KeptHistory:
         return None if known is None else known.history
 
     def groups(self, topic: str) -> list[str]:
-        """Those that have read the topic, or subscribed to it."""
+        """Return the groups that have read the topic, or subscribed to it."""
         return [group for group, one in self._topics if one == topic]
 
     def known(self, group: str | None = None, topic: str | None = None) -> list[GroupHistory]:

@@ -406,7 +406,7 @@ class Division:
         return self.lanes[0] if self.lanes else None
 
     def _older(self, lane: Lane, topic: str) -> Iterable[Lane]:
-        """Those that come first. What code wants is not known here, so nobody stands back for
+        """Return the lanes that come first. What code wants is not known, so nobody stands back for
         it."""
         for other in self.lanes:
             if other is lane:

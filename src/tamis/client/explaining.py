@@ -201,7 +201,7 @@ async def _by_id(session: Session, message_id: str, topic: str | None) -> Receiv
 
 
 async def _user_topics(session: Session) -> list[str]:
-    """Those of messages on their way come last: copies of others, sent back, are there too."""
+    """Put messages that are on their way last: copies of others, sent back, are among them."""
     answer = await session.ask_nameserver(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     topics = beans.decode(bodies.TopicList, answer.body).topics
     users = [one for one in topics if not one.startswith((RETRY_PREFIX, "%DLQ%"))]

@@ -283,7 +283,7 @@ def explain_message(
 
 
 def _judge(message: MessageFacts, groups: list[GroupFacts]) -> list[tuple[bool, str, bytes]]:
-    """Those that lost it come first when they are sorted."""
+    """Sort key: groups that lost the message come first."""
     made = []
     for facts in groups:
         one = judge(message, facts)
