@@ -156,8 +156,8 @@ class Readers:
         return ReaderFilter("SQL92", data.expression if data else one.expression, sql), ""
 
     def _last_filter(self, group: str, topic: str) -> tuple[ReaderFilter | None, str]:
-        """Of a group without members: its SQL is kept for a while, what else it filtered by is for
-        others to know."""
+        """Return the filter of a group without members. Its SQL is kept for a while; what else it
+        filtered by is for others to know."""
         data, sql = self._filters.get(topic, group), self._filters.sql(topic, group)
         if data is not None and sql is not None:
             return ReaderFilter("SQL92", data.expression, sql), ""

@@ -207,7 +207,7 @@ class _Gathering:
         await self._each(self._masters, ask)
 
     async def _find_connections(self, group: Group) -> None:
-        """Of the group, at all brokers: a member may not have heard of one of them."""
+        """Ask all brokers for the group's members: one may not have heard of some broker."""
 
         async def ask(broker: str) -> bodies.ConsumerConnection | None:
             header = headers.OfConsumerGroup(consumer_group=group.name)
@@ -265,7 +265,7 @@ class _Gathering:
         member.queues = frozenset(q for q, report in info.queues.items() if not report.dropped)
 
     def _topics_of_interest(self) -> list[str]:
-        """Of the groups: what they subscribe to or have offsets of, retries and dead letters."""
+        """Gather the topics that groups subscribe to or have offsets of, retries and dead letters."""
         names: set[str] = set()
         for group in self.facts.groups.values():
             names |= group.topics() | {queue.topic for queue in group.committed}
