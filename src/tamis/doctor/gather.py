@@ -265,7 +265,7 @@ class _Gathering:
         member.queues = frozenset(q for q, report in info.queues.items() if not report.dropped)
 
     def _topics_of_interest(self) -> list[str]:
-        """Gather the topics that groups subscribe to or have offsets of, retries and dead letters."""
+        """Return the topics that groups subscribe to or have offsets of, retries among them."""
         names: set[str] = set()
         for group in self.facts.groups.values():
             names |= group.topics() | {queue.topic for queue in group.committed}
