@@ -182,7 +182,8 @@ class _BrokerCollector(Collector):
 
     def _lags(self) -> Iterator[Metric]:
         """Yield the lags. A group whose filter the broker does not know or can't run has no
-        matching lag, nor has one, for a scrape or a few, with more to count than a scrape has time for."""
+        matching lag, nor has one, for a scrape or a few, with more to count than a scrape has
+        time for."""
         labels = ["group", "topic"]
         lag = GaugeMetricFamily(
             "tamis_group_lag", "Messages after those the group has committed.", labels=labels
