@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Processes that share the tests, of which most wait for something; 0: pytest's own alone.
 WORKERS ?= 3
 
-.PHONY: help install test spark demo lint types format crash soak hostile bench lock clean
+.PHONY: help install sparks test spark smoke demo lint types format crash soak hostile bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 10
@@ -17,13 +17,33 @@ install: .venv/.installed  ## make .venv and install exact versions into it
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m tamis warm --quiet
 	@touch $@
+
+# The other versions of PySpark that are supported. The environment of one shares all else with .venv.
+SPARKS := 4.1 4.3
+SPARK_BINS := $(SPARKS:%=.venv-spark-%/bin/python)
+SITE = -c 'import site; print(site.getsitepackages()[0])'
+
+.venv-spark-%/bin/python: requirements-spark-%.lock .venv/.installed
+	$(BIN)/python -m venv .venv-spark-$*
+	$@ -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($@ $(SITE))/shared.pth"
+	@printf '#!%s\nfrom tamis.cli.main import main\n\nmain()\n' "$(CURDIR)/$@" > $(@D)/tamis && chmod +x $(@D)/tamis
+	@touch $@
+
+sparks: $(SPARK_BINS)  ## make an environment for each other version of PySpark that is supported
 
 test: install  ## run the tests
 	@$(BIN)/python -m pytest -n $(WORKERS)
 
-spark: install  ## all tests of Spark: also a cluster, Connect, Apache's brokers, every vector
-	@TAMIS_INTEROP=required TAMIS_THOROUGH=1 $(BIN)/python -m pytest tests/spark tests/pipeline
+spark: install sparks  ## all tests of Spark, with each version: also a cluster, Connect, Apache's brokers, real sinks
+	@for python in $(SPARK_BINS) $(BIN)/python; do $$python -c 'import pyspark; print("PySpark", pyspark.__version__)'; \
+		TAMIS_INTEROP=required TAMIS_THOROUGH=1 $$python -m pytest tests/spark tests/pipeline tests/sinks || exit; done
+
+smoke: sparks  ## a few tests of Spark with the other versions that are supported
+	@for python in $(SPARK_BINS); do $$python -c 'import pyspark; print("PySpark", pyspark.__version__)'; \
+		TAMIS_INTEROP=required $$python -m pytest -q -m smoke tests/spark tests/pipeline || exit; done
 
 demo: install  ## a broker, orders, groups that filter them; CLIENT=java, cpp or tamis
 	@$(BIN)/python examples/orders/run.py $(if $(CLIENT),--client $(CLIENT))
@@ -61,8 +81,11 @@ bench: install  ## measure; filter engines, broker, client and Spark beside othe
 	$(BIN)/python benchmarks/bench_spark.py
 
 lock:  ## choose versions anew; needs uv
-	uv pip compile --quiet --universal --python-version 3.11 --extra spark --group dev --generate-hashes \
+	uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra spark --group dev --generate-hashes \
 		--no-emit-index-url --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	for version in $(SPARKS); do echo "pyspark==$$version.*" | uv pip compile --quiet --upgrade --no-deps --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+		--custom-compile-command "make lock" - -o requirements-spark-$$version.lock || exit; done
 
 clean:  ## remove what make made
-	rm -rf .venv tests/interop/target benchmarks/kafka/target
+	rm -rf .venv .venv-spark-* tests/interop/target tests/interop/sinks/target tests/interop/yarn/target benchmarks/kafka/target

@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/bench_broker.py [--json] [--only TEXT] [--seconds S] [--messages N]
                                                 [--directory DIR] [--peer-only | --ours-only]
+                                                [--acl] [--tls]
 
 Send: 1, 16 and 128 requests in flight on one connection, 100-byte and 1 KiB bodies, both flush
 modes. Consume: a topic of 4 queues and a million messages, from the first to the last, one pull of
@@ -12,7 +13,10 @@ The load is made by loadgen.py in this process, the same for both. The servers a
 run one after the other, never at once, so they cannot take turns: a disturbance may hit one and not
 the other. Each gets the same warm-up, and the best of two windows counts. Nothing is bound to a
 core. Apache has 2 GiB of heap, G1 and the whole JIT compiler. It takes eight minutes, and needs
-Java and Maven.
+Java and Maven. With --acl both have access control and all requests are signed (the load signs
+its sends beforehand); benchmarks/bench_acl.py has what that costs in CPU time. With --tls the load
+is encrypted: TLS 1.3, AES-256-GCM, a certificate with an RSA key of 2048 bits for both; the ports
+take plain connections, too (RocketMQ's mode `permissive`).
 """
 
 import argparse
@@ -37,7 +41,9 @@ from loadgen import CYCLE, QUEUES, Connection, Failed, Pull
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from certificates import Authority
 from interop import cluster
+from interop.aclservers import ACCOUNTS, GuardedApache
 from interop.build import Unavailable, classpath
 
 PEER = "Apache RocketMQ 4.9.4"
@@ -74,7 +80,12 @@ Server = Callable[[Path, str, dict[str, str]], AbstractContextManager[str]]
 def apache(directory: Path, flush: str, settings: dict[str, str]) -> Iterator[str]:
     """The broker's address, while it runs."""
     flush_type = {"flushDiskType": f"{flush.upper()}_FLUSH"}
-    servers = cluster.ApacheCluster(directory / "store", **flush_type, **settings)
+    if loadgen.KEY is not None:
+        servers: cluster.ApacheCluster = GuardedApache(
+            directory / "store", ACCOUNTS, **flush_type, **settings
+        )
+    else:
+        servers = cluster.ApacheCluster(directory / "store", **flush_type, **settings)
     servers.start()
     try:
         _check_flags()
@@ -103,6 +114,12 @@ def tamis(directory: Path, flush: str, settings: dict[str, str]) -> Iterator[str
     command += ["--filter-servers", "0"]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
+    if loadgen.KEY is not None:
+        (directory / "plain_acl.yml").write_text(ACCOUNTS)
+        command += ["--acl", str(directory / "plain_acl.yml")]
+    if Connection.tls:
+        issued = Authority(directory / "tls").issue(rsa=True)
+        command += ["--tls", "permissive", "--tls-cert", issued.cert, "--tls-key", issued.key]
     said, complained = directory / "tamis.out", directory / "tamis.err"
     with said.open("wb") as out, complained.open("wb") as err:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
@@ -286,6 +303,8 @@ def heading(arguments: argparse.Namespace) -> None:
 
 
 def report(as_json: bool, case: Case, ours: float | None, peer: float | None) -> None:
+    if Connection.tls:
+        case = replace(case, name=f"{case.name}, TLS")
     ratio = None if ours is None or peer is None else ours / peer
     if as_json:
         row = {
@@ -315,12 +334,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help="each window")
     parser.add_argument("--messages", type=int, default=1_000_000, metavar="N", help="to consume")
     parser.add_argument("--directory", help="where to put the stores; a temporary one if not given")
+    parser.add_argument("--acl", action="store_true", help="with access control, signed")
+    parser.add_argument("--tls", action="store_true", help="over TLS")
     side = parser.add_mutually_exclusive_group()
     side.add_argument("--peer-only", action="store_true", help="Apache alone")
     side.add_argument("--ours-only", action="store_true", help="Tamis alone")
     arguments = parser.parse_args()
     if not any(arguments.only in case.name for group in groups() for case in group.cases()):
         parser.error(f"no case has {arguments.only!r} in its name")
+    if arguments.tls:
+        cluster.JVM[:] = [one.replace("mode=disabled", "mode=permissive") for one in cluster.JVM]
     heading(arguments)
     try:
         if not arguments.ours_only:
@@ -329,6 +352,8 @@ def main() -> None:
             )  # here, because the fixture takes its absence for a skipped test
         most = Case(f"the generator itself, {max(IN_FLIGHT)} in flight", "requests/s", None)
         report(arguments.json, most, loadgen.ceiling(max(IN_FLIGHT), 100, 1.0), None)
+        loadgen.KEY = ("admin-key", "admin-secret") if arguments.acl else None
+        Connection.tls = arguments.tls
         for group in groups():
             wanted = [case for case in group.cases() if arguments.only in case.name]
             if not wanted:

@@ -13,6 +13,8 @@ percent      1 % of them by tag and by SQL92, filtered at the source, or by `whe
 columns      one SQL92 filter as `sql92`, as Spark SQL by hand and as a Python UDF, on properties as
              a map, as the raw string and as typed columns, from Parquet; without one to compare
 route        one pass over the store for 1, 10 and 100 subscriptions
+fan-out      messages a second of route for 3 and for 50 subscriptions, by tags and by SQL92, of
+             which each gets 1 % of the messages
 micro-batch  the median time of a micro-batch of 1,000 messages
 
 Those of a kind take turns. Each has two warm-ups, of which one counts the rows, which must be right
@@ -36,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -519,44 +521,70 @@ def columns(bench: Bench, directory: Path, count: int) -> Iterator[Figure]:
 def routes(bench: Bench, sources: Sources, directory: Path, count: int) -> Iterator[Figure]:
     """Into Parquet. Subscriptions get 1 % of the messages each, or 1 % all of them together; none
     gets what another does."""
-    from tamis.pipeline import config, route
-
-    def seconds(store: Path, messages: int, bands: Sequence[Band], name: str) -> float:
-        file = directory / name / "job.toml"
-        file.parent.mkdir(parents=True)
-        file.write_text(_job(store, bands))
-        done = route.run(bench.spark, config.load(file))
-        shutil.rmtree(file.parent)
-        found, expected = [one.matched for one in done.groups], _matched(bands, messages)
-        if done.messages != messages or found != expected:
-            raise Failed(f"route: {done.messages:,} messages, groups {found}, not {expected}")
-        return done.seconds
-
-    every = [
-        Band(region, price, price + 400) for price in range(9600, -1, -400) for region in range(4)
-    ]
-    jobs = {"1 subscription, 1 %": every[:1]}
+    jobs: dict[str, Sequence[Wanted]] = {"1 subscription, 1 %": BANDS[:1]}
     for number in (10, 100):
-        jobs[f"{number} subscriptions, 1 % each"] = every[:number]
+        jobs[f"{number} subscriptions, 1 % each"] = BANDS[:number]
     for number in (10, 100):
         steps = range(9600, 10_000, 400 // number)
         bands = [Band(0, price, price + 400 // number) for price in steps]
         jobs[f"{number} subscriptions, 1 % in all"] = bands
-    small, few = directory / "small", min(count, WARM)
-    fill_store(small, few)
-    for name, bands in jobs.items():
-        for again in range(2):
-            seconds(small, few, bands, f"{name}, warm {again}")
-    best: dict[str, float] = {}
-    for again in range(bench.rounds):
-        for name, bands in jobs.items():
-            taken = seconds(sources.store, count, bands, f"{name}, {again}")
-            best[name] = min(taken, best.get(name, taken))
+    best = _best_routes(bench, sources, directory, count, jobs)
     one = next(iter(best.values()))
     for name, taken in best.items():
         target = 3.0 if name.startswith("100 ") else None
         peer = None if taken is one else one
         yield Figure(f"route, {name}", "s", taken, None, peer, "one", target, less_is_better=True)
+
+
+def fan_outs(bench: Bench, sources: Sources, directory: Path, count: int) -> Iterator[Figure]:
+    """Into Parquet, 1 % of the messages each. One in ten of the subscriptions filters by a tag,
+    which takes messages that others get too."""
+
+    def subscriptions(number: int) -> list[Wanted]:
+        return [Tagged() if at % 10 == 1 else BANDS[at] for at in range(number)]
+
+    jobs = {f"{number} subscriptions": subscriptions(number) for number in (3, 50)}
+    best = _best_routes(bench, sources, directory, count, jobs)
+    few: float | None = None
+    for name, taken in best.items():
+        rate = count / taken
+        yield Figure(f"fan-out, {name}", "messages/s", rate, None, few, "3" if few else None)
+        few = few or rate
+
+
+def _best_routes(
+    bench: Bench,
+    sources: Sources,
+    directory: Path,
+    count: int,
+    jobs: "Mapping[str, Sequence[Wanted]]",
+) -> dict[str, float]:
+    """Return the seconds of each job, which take turns; the best of the rounds counts."""
+    from tamis.pipeline import config, route
+
+    def seconds(store: Path, messages: int, wanted: Sequence[Wanted], name: str) -> float:
+        file = directory / name / "job.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(_job(store, wanted))
+        done = route.run(bench.spark, config.load(file))
+        shutil.rmtree(file.parent)
+        found = [one.matched for one in done.groups]
+        expected = [one.count(messages) for one in wanted]
+        if done.messages != messages or found != expected:
+            raise Failed(f"route: {done.messages:,} messages, groups {found}, not {expected}")
+        return done.seconds
+
+    small, few = directory / "small", min(count, WARM)
+    fill_store(small, few)
+    for name, wanted in jobs.items():
+        for again in range(2):
+            seconds(small, few, wanted, f"{name}, warm {again}")
+    best: dict[str, float] = {}
+    for again in range(bench.rounds):
+        for name, wanted in jobs.items():
+            taken = seconds(sources.store, count, wanted, f"{name}, {again}")
+            best[name] = min(taken, best.get(name, taken))
+    return best
 
 
 @dataclass(frozen=True)
@@ -567,26 +595,42 @@ class Band:
     start: int
     stop: int
 
-    def sql(self) -> str:
+    def filter(self) -> str:
+        """As a pipeline's file has it."""
         where = f"region = '{_REGIONS[self.region].tobytes().decode()}'"
         if self.start:  # RocketMQ's language has no 0.0
             where += f" AND price >= {self.start / 100}"
-        return f"{where} AND price < {self.stop / 100}"
+        return f'sql = "{where} AND price < {self.stop / 100}"'
+
+    def count(self, messages: int) -> int:
+        cents, regions = _prices_and_regions(np.arange(messages))
+        is_match = (regions == self.region) & (self.start <= cents) & (cents < self.stop)
+        return int(np.count_nonzero(is_match))
 
 
-def _job(store: Path, bands: Sequence[Band]) -> str:
+@dataclass(frozen=True)
+class Tagged:
+    """What a subscription to the rare tag wants."""
+
+    def filter(self) -> str:
+        return f'tags = "{TAG}"'
+
+    def count(self, messages: int) -> int:
+        return matching(messages)["tag"]
+
+
+Wanted = Band | Tagged
+# A hundred subscriptions that get 1 % of the messages each, and none what another does.
+BANDS = [Band(region, price, price + 400) for price in range(9600, -1, -400) for region in range(4)]
+
+
+def _job(store: Path, wanted: Sequence[Wanted]) -> str:
     lines = [f'[source]\nstore = "{store}"\ntopic = "{TOPIC}"']
-    for number, band in enumerate(bands):
+    for number, one in enumerate(wanted):
         sink = f'{{ format = "parquet", path = "out/{number}" }}'
-        lines += ["[[subscription]]", f'group = "group-{number}"', f'sql = "{band.sql()}"']
+        lines += ["[[subscription]]", f'group = "group-{number}"', one.filter()]
         lines.append(f"sink = {sink}")
     return "\n".join(lines) + "\n"
-
-
-def _matched(bands: Sequence[Band], messages: int) -> list[int]:
-    cents, regions = _prices_and_regions(np.arange(messages))
-    found = np.bincount(regions * 10_000 + cents, minlength=40_000).reshape(4, -1)
-    return [int(found[band.region, band.start : band.stop].sum()) for band in bands]
 
 
 def micro_batches(sources: Sources, directory: Path) -> Iterator[Figure]:
@@ -751,17 +795,19 @@ def report(as_json: bool, figure: Figure) -> None:
     print(line.rstrip(), flush=True)
 
 
-CASES = ("scan", "percent", "columns", "route", "micro-batch")
+CASES = ("scan", "percent", "columns", "route", "fan-out", "micro-batch")
 
 
 def run(root: Path, wanted: Sequence[str], arguments: argparse.Namespace) -> None:
     count = arguments.messages
     has_messages = {*wanted} != {"columns"}
-    has_kafka = not arguments.ours_only and bool({*wanted} - {"columns", "route"})
+    has_servers = bool({*wanted} - {"columns", "route", "fan-out"})
+    has_kafka = has_servers and not arguments.ours_only
     store, address, nameserver = root / "store", None, ""
     with contextlib.ExitStack() as stack:
         if has_messages:
             fill_store(store, count)
+        if has_servers:
             nameserver = stack.enter_context(served(store, root / "tamis.err"))
         if has_kafka:
             address = stack.enter_context(kafka.broker(root / "kafka", QUEUES))
@@ -778,6 +824,7 @@ def run(root: Path, wanted: Sequence[str], arguments: argparse.Namespace) -> Non
             "percent": lambda: one_percent(bench, sources, count),
             "columns": lambda: columns(bench, root / "columns", count),
             "route": lambda: routes(bench, sources, root / "route", count),
+            "fan-out": lambda: fan_outs(bench, sources, root / "fan-out", count),
             "micro-batch": lambda: micro_batches(sources, root / "checkpoints"),
         }
         for name in wanted:

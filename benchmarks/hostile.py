@@ -40,8 +40,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import hostile_attacks
 import hostile_client
+from certificates import Authority
 from hostile_attacks import ATTACKS, Attack
 from hostile_client import INTERVALS, Report, find_missing
 from hostile_moves import Done
@@ -57,6 +60,7 @@ __all__ = [
     "main",
     "measure",
     "server_for",
+    "tls_settings",
 ]
 
 P99, WORST = 100.0, 500.0  # milliseconds
@@ -64,7 +68,7 @@ MEMORY = 2**30  # bytes
 RESTART_SECONDS = 60.0
 REPORT_SECONDS = 60.0  # the client may be in the middle of requests that are not answered
 KINDS = ("send", "pull", "route")
-FILES = {"data", "out", "err", "attack.json", "disk", "disk.img"}  # beside a server's data
+FILES = {"data", "out", "err", "attack.json", "disk", "disk.img", "tls"}  # beside a server's data
 
 
 class Unusable(Exception):
@@ -163,12 +167,18 @@ def server_for(attack: Attack, directory: Path, flush: str = "sync") -> Iterator
             directory,
             data=data,
             flush=flush,
-            settings=attack.settings,
+            settings=attack.settings | (tls_settings(directory) if attack.tls else {}),
             descriptors=attack.descriptors,
             file_size=attack.file_size,
         )
         stack.callback(server.kill)
         yield server
+
+
+def tls_settings(directory: Path) -> dict[str, object]:
+    """Settings for a certificate made for the occasion, with a key that is expensive to use."""
+    issued = Authority(directory / "tls").issue(rsa=True)
+    return {"tls": "permissive", "tls_cert": issued.cert, "tls_key": issued.key}
 
 
 def ballast(disk: Path, *, is_off: bool = False) -> None:

@@ -27,6 +27,8 @@ __all__ = ["ATTACKS", "Attack"]
 class Attack:
     """`settings`, `descriptors`, `file_size` and `disk` are those of the server it goes to.
 
+    `tls`: it takes TLS as well as plain connections.
+
     `may_refuse`: the well-behaved client may be refused too, since nobody can be served. `kills`:
     the server is killed in the middle of it. `must_not_start`: it has to refuse to start.
     """
@@ -41,10 +43,11 @@ class Attack:
     may_refuse: bool = False
     kills: bool = False
     must_not_start: bool = False
+    tls: bool = False
 
     @property
     def needs_own_server(self) -> bool:
-        return bool(self.settings or self.descriptors or self.file_size or self.kills)
+        return bool(self.settings or self.descriptors or self.file_size or self.kills or self.tls)
 
 
 _SMALL_FILES: dict[str, object] = {
@@ -123,6 +126,12 @@ ATTACKS = {
             "partial-frames", "300 connections send 4 to 16 MiB of a frame.", moves.partial_frames
         ),
         Attack("idle-connections", "10,000 connections that say nothing.", moves.idle_connections),
+        Attack(
+            "open-handshakes",
+            "10,000 TLS handshakes, some cut short, that are left open.",
+            moves.open_handshakes,
+            tls=True,
+        ),
         Attack(
             "mutated-frames",
             "Recorded frames of RocketMQ with random changes.",

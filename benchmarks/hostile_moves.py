@@ -12,6 +12,7 @@ import os
 import random
 import resource
 import selectors
+import ssl
 import subprocess
 import sys
 import time
@@ -447,6 +448,35 @@ def idle_connections(target: Target) -> None:
         target.done.notes.append(f"{n + 1} connections were open")
         target.deadline = max(target.deadline, time.monotonic() + target.seconds / 2)
         target.hold()
+
+
+def open_handshakes(target: Target) -> None:
+    """Each a whole hello, or the beginning of one; none goes on."""
+    count = target.many(10_000)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hello = _hello()
+    with contextlib.ExitStack() as stack:
+        for n in range(min(count, hard - 100)):
+            address = target.nameserver if n % 10 == 0 else target.broker
+            part = hello if n % 4 else hello[: target.rng.randrange(1, len(hello))]
+            try:
+                stack.enter_context(target.stream(address, timeout=5.0)).socket.sendall(part)
+            except OSError as error:
+                target.done.answers[type(error).__name__] += 1
+        target.done.notes.append(f"{n + 1} handshakes were begun")
+        target.deadline = max(target.deadline, time.monotonic() + target.seconds / 2)
+        target.hold()
+
+
+def _hello() -> bytes:
+    """What a client of TLS says first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    outgoing = ssl.MemoryBIO()
+    client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
 
 
 def mutated_frames(target: Target) -> None:

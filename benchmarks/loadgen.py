@@ -7,8 +7,11 @@ answers are walked where they were received, by compiled loops.
     .venv/bin/python benchmarks/loadgen.py      requests a second it can make, against a mere sink
 """
 
+import base64
+import hmac
 import json
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -33,6 +36,11 @@ BATCH, CREATE_TOPIC, HEARTBEAT, MAX_OFFSET, PULL, SEND = 320, 17, 34, 30, 11, 31
 HAS_SUBSCRIPTION, CLASS_FILTER = 4, 8  # of a pull's sysFlag
 
 
+# Access key and secret, if requests are to be signed. Then numbers are not stamped: they would have
+# to be signed anew, and the load would be slower than what it measures.
+KEY: tuple[str, str] | None = None
+
+
 class Failed(Exception):
     """The broker's answer is not what it must be."""
 
@@ -40,12 +48,21 @@ class Failed(Exception):
 def request(code: int, fields: dict[str, object], body: bytes = b"", opaque: str = "1") -> bytes:
     """A whole frame, with the header as the Java client writes it."""
     texts = {name: str(value) for name, value in fields.items()}
+    if KEY is not None and "Signature" not in texts:
+        texts["AccessKey"] = KEY[0]
+        texts["Signature"] = signature("".join(texts[name] for name in sorted(texts)), body)
     dumped = json.dumps(texts, separators=(",", ":"))
     header = (
         f'{{"code":{code},"extFields":{dumped},"flag":0,"language":"JAVA","opaque":{opaque},'
         f'"serializeTypeCurrentRPC":"JSON","version":401}}'
     ).encode()
     return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+
+
+def signature(text: str, body: bytes = b"") -> str:
+    assert KEY is not None
+    digest = hmac.digest(KEY[1].encode(), text.encode() + body, "sha1")
+    return base64.b64encode(digest).decode()
 
 
 def _send_fields(topic: str, queue: int, properties: str, is_batch: bool) -> dict[str, object]:
@@ -77,6 +94,11 @@ def _properties(tag: str, **others: object) -> str:
     return "\x02".join(f"{name}\x01{value}" for name, value in named.items())
 
 
+def _numbered(properties: str, number: int) -> str:
+    """With its number, if it is not stamped later."""
+    return properties if KEY is None else properties.replace(NUMBER.decode(), f"{number:08}")
+
+
 class Frames:
     """Requests of one layout, one after another in memory, each with `messages` messages; every
     message has its number in two places."""
@@ -84,8 +106,8 @@ class Frames:
     def __init__(self, frames: Sequence[bytes], messages: int) -> None:
         self.size, self.count, self.messages = len(frames[0]), len(frames), messages
         self.opaque_at = frames[0].index(OPAQUE)
-        self.places = np.array(_find_all(frames[0], NUMBER))
-        assert len(self.places) == 2 * messages
+        self.places = np.array(_find_all(frames[0], NUMBER), np.int64)
+        assert len(self.places) == (2 * messages if KEY is None else 0)
         assert all(len(frame) == self.size for frame in frames)
         self.data = np.frombuffer(bytearray(b"".join(frames)), np.uint8)
         self.view = memoryview(self.data)
@@ -94,7 +116,10 @@ class Frames:
 def sends(topic: str, body_size: int) -> Frames:
     """One message a request, to each queue in turn."""
     body = (b"0123456789abcdef" * 64)[:body_size]
-    fields = (_send_fields(topic, n % QUEUES, _properties("TagA"), False) for n in range(1024))
+    fields = (
+        _send_fields(topic, n % QUEUES, _numbered(_properties("TagA"), n), False)
+        for n in range(1024)
+    )
     return Frames([request(SEND, each, body, OPAQUE.decode()) for each in fields], 1)
 
 
@@ -106,7 +131,8 @@ def batches(topic: str, body_size: int) -> Frames:
         score = n * STRIDE % CYCLE
         body = (NEEDLE if score < 10 else b"x").center(body_size, b"x")
         tag = "rare" if score == 0 else "few" if 10 <= score < 20 else "common"
-        block = _properties(tag, region="eu", score=score, price="12.50", vip="true").encode()
+        block = _properties(tag, region="eu", score=score, price="12.50", vip="true")
+        block = _numbered(block, n).encode()
         size = 4 * 5 + len(body) + 2 + len(block)
         parts.append(struct.pack(">iiiii", size, 0, 0, 0, len(body)) + body)
         parts.append(struct.pack(">h", len(block)) + block)
@@ -144,11 +170,23 @@ class Pull:
         }
         if self.subscription is not None:
             fields["subscription"] = self.subscription
+        if KEY is not None:
+            fields |= {"AccessKey": KEY[0], "Signature": "%s"}
         return request(PULL, fields, opaque="%d")[8:]
+
+    def signed(self) -> str:
+        """What is signed of it, with places for queue and offset; empty if nothing is."""
+        if KEY is None:
+            return ""
+        header = self.template().replace(b'"opaque":%d', b'"opaque":0')
+        fields = json.loads(header)["extFields"]
+        return "".join(fields[name] for name in sorted(fields) if name != "Signature")
 
 
 class Connection:
-    """To a broker, blocking."""
+    """To a broker, blocking; with TLS, whatever its certificate, if `tls` is set."""
+
+    tls = False
 
     def __init__(self, address: str) -> None:
         host, _, port = address.partition(":")
@@ -157,6 +195,10 @@ class Connection:
         # The kernel's, because Python's own timeout costs a system call each time.
         patience = struct.pack("ll", PATIENCE, 0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+        if self.tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            self._socket = context.wrap_socket(self._socket)
         self._data = np.zeros(2**23, np.uint8)
         self._view = memoryview(self._data)
         self._end = 0
@@ -258,7 +300,7 @@ class Connection:
     def consume(self, pull: Pull, each: int) -> int:
         """Every queue from its first message to its last, of `each`, one pull in flight in each
         queue; the number of messages got."""
-        template = pull.template()
+        template, text = pull.template(), pull.signed()
         low, high = pull.scores.start, pull.scores.stop
         waiting, offsets = np.zeros(QUEUES, np.int64), np.zeros(QUEUES, np.int64)
         got = 0
@@ -269,7 +311,11 @@ class Connection:
                     self._opaque += QUEUES
                     opaque = self._opaque - self._opaque % QUEUES + queue
                     waiting[queue] = opaque
-                    header = template % (queue, offsets[queue], opaque)
+                    places: tuple[object, ...] = (queue, offsets[queue], opaque)
+                    if text:
+                        mark = signature(text % places[:2]).encode()
+                        places = (queue, offsets[queue], mark, opaque)
+                    header = template % places
                     pulls += struct.pack(">ii", 4 + len(header), len(header)), header
             if pulls:
                 self._socket.sendall(b"".join(pulls))

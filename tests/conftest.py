@@ -2,8 +2,11 @@
 `make test` leaves to `.ci/run`. And which tests go together when several workers share them
 (`pytest -n 2`, pytest-xdist): most of a test is waiting."""
 
+import logging
 import os
 import re
+import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -21,16 +24,26 @@ settings.register_profile(
 )
 settings.load_profile("tamis")
 
+# A broker that still compiles in the background is slower, and the machine busier: not in tests,
+# but for `test_plain_loops.py`, which runs some of them with no loop compiled at all.
+os.environ.setdefault("TAMIS_SPARK_KEEP", "off")
+if os.environ.setdefault("TAMIS_LOOPS", "wait") == "plain":
+    from tamis.filter.engines import tiers
+
+    tiers.run_plain()
+
 IS_REQUIRED = os.environ.get("TAMIS_INTEROP") == "required"
 LONGEST = (
     "test_assign",
     "test_audit",
+    "test_client_acl",
     "test_clients",
     "test_cluster",
     "test_code_consumer",
     "test_code_filters",
     "test_cpp_client",
     "test_cutover",
+    "test_disagreement_variations",
     "test_doctor",
     "test_explain",
     "test_filter_engine",
@@ -45,11 +58,16 @@ collect_ignore = [] if IS_REQUIRED else [f"interop/{name}.py" for name in LONGES
 # A plain `make test` has of Spark what needs no driver, and a few tests that do; `.ci/run` and
 # `make spark` have all.
 OF_SPARK = (
+    *("spark/test_image", "spark/test_yarn"),
     *("spark/test_columns", "spark/test_connect", "spark/test_declarative", "spark/test_kill"),
-    *("spark/test_session", "spark/test_source", "spark/test_standalone", "spark/test_stream"),
+    *("spark/test_security", "spark/test_session", "spark/test_source", "spark/test_standalone"),
+    *("spark/test_metrics", "spark/test_sql_functions", "spark/test_sql_tables"),
+    *("spark/test_stream",),
     *("spark/test_writer", "pipeline/test_archive", "pipeline/test_backtest"),
-    "pipeline/test_audit",
+    *("pipeline/test_audit", "pipeline/test_audit_code"),
+    *("pipeline/test_causes", "pipeline/test_columns", "pipeline/test_slow_start"),
     *("spark/test_code", "pipeline/test_replay", "pipeline/test_route"),
+    *("sinks/test_jdbc", "sinks/test_kafka", "sinks/test_object_store", "sinks/test_tables"),
 )
 collect_ignore += [] if IS_REQUIRED else [f"{name}.py" for name in OF_SPARK]
 
@@ -62,6 +80,7 @@ LONG_TESTS = (
     "sandbox/test_ordinary_user.py",
     "test_examples.py::test_the_story_of_lost_messages",
     "test_examples.py::test_a_document_shows_what_its_programs_print[spark.md]",
+    "test_plain_loops.py::test_tests_of_loops_pass_without_compiled_ones",
     "test_hostile.py::test_under_limits_of_the_system_nothing_acknowledged_is_lost",
 )
 
@@ -75,6 +94,7 @@ OWN_DRIVER = ("spark/test_connect", "spark/test_declarative", "spark/test_standa
 # Groups that take longest are begun first: a worker that is done early finds short ones to do.
 FIRST = (
     "spark",
+    "sinks",
     "interop/test_clients",
     "interop/test_mixed_groups 4.9",
     "client 5.3",
@@ -95,12 +115,14 @@ LAST = "broker/test_connections"  # it is the busiest: few others are left to su
 
 def group_of(nodeid: str) -> str:
     """That of its file, if nothing costly is shared with others: one driver serves all tests of
-    Spark, one cluster of each line of RocketMQ's those of the client."""
+    Spark, another those of sinks, one cluster of each line of RocketMQ's those of the client."""
     file, _, test = nodeid.removeprefix("tests/").partition(".py::")
     folder = file.partition("/")[0]
     line = re.search(r"[\[-](4\.9|5\.3)[-\]]", test)
     if folder in ("spark", "pipeline") and file not in OWN_DRIVER:
         return "spark"
+    if folder == "sinks":
+        return "sinks"
     if line and file in BY_LINE:
         return f"{file} {line[1]}"
     return f"client {line[1]}" if line and folder == "client" else file
@@ -140,6 +162,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Two processes that compile at once could spoil each other's index of what is compiled."""
+    if version("pyspark").startswith("4.1."):  # it leaves sockets to the garbage collector
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
         os.environ["NUMBA_CACHE_DIR"] = str(config.rootpath / ".pytest_cache" / f"numba-{worker}")
@@ -150,3 +174,12 @@ def pytest_report_header() -> list[str]:
         return []
     left_out = [*(f"interop/{name}" for name in LONGEST), *OF_SPARK, *LONG_TESTS]
     return [f"left to .ci/run (TAMIS_INTEROP=required): {', '.join(left_out)}"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """pytest adds its handler to loggers that do not propagate, and those of PySpark make a handler
+    that is added write JSON, for all tests from then on: `caplog.text` would be another."""
+    pyspark = sys.modules.get("pyspark.logger.logger")
+    if pyspark is not None:
+        pyspark.PySparkLogger.addHandler = logging.Logger.addHandler  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from hostile import Neighbour, attack_beside, measure
+from hostile import Neighbour, attack_beside, measure, tls_settings
 from hostile_attacks import ATTACKS
 from hostile_client import find_missing
 from hostile_server import Server
@@ -27,10 +27,11 @@ SHARED = sorted(ATTACKS.keys() - {*OWN, KILL, "idle", "new-topics-1024"})
 
 
 class Besieged:
-    """A server that is attacked in many ways, one after the other, and a client beside it."""
+    """A server that is attacked in many ways, one after the other, and a client beside it. It takes
+    TLS as well as plain connections."""
 
     def __init__(self, directory: Path) -> None:
-        self.server = Server(directory)
+        self.server = Server(directory, settings=tls_settings(directory))
         self.server.start()
         self.neighbour = Neighbour(self.server)
         self.acks: list[Ack] = []

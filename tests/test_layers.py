@@ -14,6 +14,7 @@ SRC = Path(tamis.__file__).parent
 ALL_BUT_CLI = {
     *("errors", "message", "wire", "filter", "store", "net", "nameserver", "broker", "client"),
     *("code", "fate", "sandbox", "filterserver", "spark", "pipeline", "testing", "doctor"),
+    *("security", "acl"),
 }
 MAY_IMPORT = {
     "errors": set(),
@@ -23,21 +24,26 @@ MAY_IMPORT = {
     "filter": {"errors"},
     "fate": {"errors", "filter"},
     "store": {"errors", "message", "wire", "filter"},  # of wire, what lies in files: checked below
-    "net": {"errors", "wire"},
-    "nameserver": {"errors", "wire", "net"},
-    "broker": {"errors", "message", "wire", "filter", "fate", "store", "net"},
+    "security": {"errors", "wire"},
+    "acl": {"errors", "wire", "security"},
+    "net": {"errors", "wire", "security"},
+    "nameserver": {"errors", "wire", "net", "security"},
+    "broker": {
+        *("errors", "message", "wire", "filter", "fate", "store", "net", "security", "acl"),
+    },
     "code": {"errors", "message", "wire", "filter"},
-    "client": {"errors", "message", "wire", "net", "filter", "fate", "code"},
-    "doctor": {"errors", "message", "wire", "filter", "fate", "net", "client"},
+    "client": {"errors", "message", "wire", "net", "filter", "fate", "code", "security"},
+    "doctor": {"errors", "message", "wire", "filter", "fate", "net", "client", "security"},
     "sandbox": {"errors", "filter", "code"},  # of filter, what an outcome is
     "filterserver": {
         *("errors", "message", "wire", "net", "client", "filter", "code", "sandbox"),
+        *("security", "acl"),
     },
     "spark": {
         *("errors", "message", "wire", "net", "filter", "store", "client", "code", "sandbox"),
-        "fate",
+        *("fate", "security"),
     },
-    "pipeline": {"errors", "filter", "fate", "spark", "code", "sandbox"},
+    "pipeline": {"errors", "filter", "fate", "spark", "code", "sandbox", "security"},
     "testing": ALL_BUT_CLI,
     "cli": ALL_BUT_CLI | {"testing"},
     "__main__": {"cli"},
@@ -49,6 +55,9 @@ COLUMNAR = (
     "filter/engines/shared",
     "filter/engines/_",
     "filter/engines/memory",
+    "filter/engines/plain",
+    "filter/engines/tiers",
+    "filter/engines/warming",
 )
 HEAVY = {
     "pyspark": ("spark/", "pipeline/", "filter/engines/catalyst"),

@@ -5,7 +5,8 @@
     │   ├── LocalProtocolError   we broke the rules: a bug of the caller
     │   └── RemoteProtocolError  the peer did: its connection is of no more use
     ├── ResponseError            a request was refused: .code .remark .retriable
-    │   └── TopicNotFound, NoPermission, GroupNotFound, ConsumerOffline, SystemBusy, ...
+    │   ├── TopicNotFound, NoPermission, GroupNotFound, ConsumerOffline, SystemBusy, ...
+    │   └── AccessDenied         a NoPermission: of the broker's access control: .access_key
     ├── Unreachable              nobody answers at an address: also a ConnectionError
     ├── SendFailed               no attempt to send succeeded: .attempts .tried .cause
     ├── SubscriptionMismatch     members of a group want different messages
@@ -28,10 +29,12 @@
 Facts are arguments; the sentence is built in `__str__`.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 __all__ = [
+    "AccessDenied",
     "ClientClosed",
     "CodeError",
     "ConfigError",
@@ -126,8 +129,11 @@ class ResponseError(Error):
         self.remark = remark
 
     @staticmethod
-    def of(code: int, remark: str | None) -> "ResponseError":
-        """Of the class that stands for the code."""
+    def of(code: int, remark: str | None, access_key: str | None = None) -> "ResponseError":
+        """Of the class that stands for the code. `access_key` is the one the request had."""
+        if remark and code in _OF_ACL and (found := _ACL_REMARK.search(remark)):
+            refusal = _SECRET.sub(r"\1****", found[1].strip())
+            return AccessDenied(code, refusal, access_key)
         return _BY_CODE.get(code, ResponseError)(code, remark or "no reason was given")
 
     def __str__(self) -> str:
@@ -161,6 +167,41 @@ class NoPermission(ResponseError):
     retriable = True
 
 
+class AccessDenied(NoPermission):
+    """The broker's access control refuses what this key, or no key at all, asked for.
+
+    `refusal` is its own sentence. 4.9's brokers answer so with the code of a fault, with the
+    exception's name in the remark; trying again does not help.
+    """
+
+    retriable = False
+
+    def __init__(self, code: int, refusal: str, access_key: str | None = None) -> None:
+        super().__init__(code, refusal)
+        self.args = (code, refusal, access_key)
+        self.refusal = refusal
+        self.access_key = access_key
+        self.remark = self._explained()
+
+    def _explained(self) -> str:
+        who = "no access key was used" if self.access_key is None else f"key {self.access_key}"
+        return f"access denied: {self.refusal} ({who}): {self._advice()}"
+
+    def _advice(self) -> str:
+        said, key = self.refusal.lower(), self.access_key
+        if key is None:
+            return (
+                "set access_key and secret_key, TAMIS_ACCESS_KEY and TAMIS_SECRET_KEY or a profile"
+            )
+        if "signature" in said:
+            return "the secret key is not the one that the broker has for it"
+        if "no acl config" in said or "no plainaccessresource" in said:
+            return "the broker does not know it: check the spelling, or have it added there"
+        if "admin permission" in said:
+            return "have it made an admin of the broker, or use a key that is one"
+        return "who runs the broker can allow it, in its plain_acl.yml"
+
+
 class TopicNotFound(ResponseError):
     """No broker, or not this one, has the topic."""
 
@@ -186,6 +227,12 @@ class ConsumerOffline(ResponseError):
     CODE = 206
 
 
+_OF_ACL: Final = (1, 16)  # 4.9 answers with a fault, others with the lack of a permission
+# After the exception, 4.9 says where it was raised.
+_ACL_REMARK: Final = re.compile(
+    r"\bAclException: (.*?)(?:, org\.apache\.rocketmq\.[\w.$<>]+\([^()]*\))?$", re.DOTALL
+)
+_SECRET: Final = re.compile(r"(secretKey=)\S+")  # 4.9 quotes one that it finds too short
 _BY_CODE: Final = {one.CODE: one for one in ResponseError.__subclasses__()}
 
 

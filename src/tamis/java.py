@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["decode_utf8", "string_hash", "trim"]
+__all__ = ["decode_utf8", "encode_utf8", "string_hash", "trim"]
 
 _BLANKS = "".join(map(chr, range(0x21)))
 
@@ -35,3 +35,12 @@ def decode_utf8(data: bytes) -> str:
 
 # An encoded surrogate, cut short or not, is one unreadable character to Java and several to Python.
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+
+
+def encode_utf8(text: str) -> bytes:
+    """`text.getBytes(UTF_8)`: half of a surrogate pair becomes a question mark, never an error."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        units = text.encode("utf-16-be", "surrogatepass")
+        return units.decode("utf-16-be", "surrogatepass").encode("utf-8", "replace")

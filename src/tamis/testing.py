@@ -52,13 +52,13 @@ class _Local:
     def _start(self, stack: ExitStack) -> None:
         raise NotImplementedError
 
-    def _start_nameserver(self, stack: ExitStack) -> str:
+    def _start_nameserver(self, stack: ExitStack, **settings: Any) -> str:
         """Gives its address."""
         from .nameserver.config import NameServerConfig
         from .nameserver.server import NameServer
 
         async def start() -> NameServer:  # what it consists of belongs to the loop it is made in
-            server = NameServer(NameServerConfig(port=0))
+            server = NameServer(NameServerConfig(port=0, **settings))
             await server.start()
             return server
 
@@ -132,7 +132,7 @@ class LocalBroker(_Local):
             exporter = Exporter(broker)
             self._running = (broker, exporter)
             self._config = replace(self._config, metrics_port=exporter.port)
-            self.metrics = f"http://{self._config.bind}:{exporter.port}/metrics"
+            self.metrics = f"{exporter.scheme}://{self._config.bind}:{exporter.port}/metrics"
 
     def stop_broker(self) -> None:
         """In good order: everything is saved. Does nothing if it does not run."""
@@ -149,7 +149,7 @@ class LocalBroker(_Local):
 
 
 class LocalCluster(LocalBroker):
-    """A name server and a broker, as `LocalBroker`:
+    """A name server and a broker, as `LocalBroker`, with the same TLS if any:
 
     with LocalCluster() as cluster:
         ...  # clients of cluster.nameserver
@@ -159,7 +159,13 @@ class LocalCluster(LocalBroker):
         super().__init__(store, **settings)  # type: ignore[arg-type]
 
     def _start(self, stack: ExitStack) -> None:
-        self.nameserver = self._start_nameserver(stack)
+        from .security import Security, ServerTls
+        from .security.tls import TLS_SETTINGS
+
+        ours = self._settings
+        tls = {name: getattr(ours, name) for name in TLS_SETTINGS}
+        self.nameserver = self._start_nameserver(stack, **tls)
+        self._settings = replace(ours, security=Security(tls=ServerTls.of(ours).peers()))
         super()._start(stack)
 
 

@@ -10,6 +10,8 @@ pull is filtered by it, or by what the pull brings. The client looks once more a
 subscription. A member acknowledges what it was given since it took the queue, by committing an
 offset that was not committed yet.
 Whoever takes a queue begins at the committed offset. A crash loses what was not committed.
+A member that takes a queue anew and begins exactly where it had read to goes on, as far as anybody
+else can tell: the requests are the same.
 """
 
 from collections.abc import Iterator
@@ -146,6 +148,7 @@ class Simulator:
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     tenures: dict[tuple[str, int], int] = field(default_factory=dict)
     starts: dict[tuple[str, int], int] = field(default_factory=dict)  # where the tenure began
+    _read_to: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # and its tenure
     _tenure: Iterator[int] = field(default_factory=count)
     _killed: int = 0  # tenures before this one began before the broker was last killed
 
@@ -190,7 +193,10 @@ class Simulator:
     def take(self, name: str, queue: int, start: int | None = None) -> int:
         """Returns where it begins: at the committed offset, or at `start` if there is none."""
         position = self.committed.get(queue, start or 0)
+        read_to, tenure = self._read_to.get((name, queue), (None, 0))
         self._go_on_at(name, queue, position)
+        if position == read_to:
+            self.tenures[name, queue] = tenure
         return position
 
     def _go_on_at(self, name: str, queue: int, position: int) -> None:
@@ -235,6 +241,7 @@ class Simulator:
                 )
             )
         self.positions[name, queue] = following
+        self._read_to[name, queue] = (following, self.tenures[name, queue])
         return sent
 
     def commit(self, name: str, queue: int, offset: int) -> None:
@@ -261,6 +268,11 @@ class Simulator:
             record.is_touched = True
         self.committed[queue] = offset
         self.unsaved[queue].add(offset)
+
+    def reset(self, queue: int) -> None:
+        """The broker was asked to set progress: whoever reads on begins anew."""
+        for key in [key for key in self._read_to if key[1] == queue]:
+            del self._read_to[key]
 
     def reset_by_member(self, name: str, queue: int, offset: int) -> None:
         """A member that is told of a reset goes on elsewhere, and commits that."""

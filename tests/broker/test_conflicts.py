@@ -1,5 +1,6 @@
 """Members of a group that subscribe differently, under each policy."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -172,6 +173,44 @@ def test_a_group_may_have_a_policy_of_its_own_which_outlives_a_restart(tmp_path:
             assert await set_policy(client, "default") == ResponseCode.SUCCESS
             assert (await b.beat()).code == ResponseCode.SUCCESS
             assert await b.peers() == ["a", "b"]
+
+    run(work())
+
+
+def test_refused_members_are_told_of_though_their_group_has_no_rules_of_its_own(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        async with running(tmp_path, subscription_conflicts="reject") as (broker, client):
+            await GroupMember.join(broker, GROUP, "a", tags(TOPIC, "A"))
+            await GroupMember.join(broker, GROUP, "b", tags(TOPIC, "B"))
+            answer = await client.ask(RequestCode.GET_GROUP_RULES, {})
+            [told] = json.loads(answer.body)["groups"]
+            assert told["group"] == GROUP
+            assert "member b subscribes to TAG 'B'" in told["refused"][0]
+
+    run(work())
+
+
+@pytest.mark.parametrize("before", ["rocketmq", "isolate"])
+def test_reject_holds_as_soon_as_it_is_set_and_not_from_the_next_heartbeat_on(
+    tmp_path: Path, before: str
+) -> None:
+    async def work() -> None:
+        async with running(tmp_path, subscription_conflicts=before) as (broker, client):
+            a = await GroupMember.join(broker, GROUP, "a", tags(TOPIC, "A", 1))
+            b = await GroupMember.join(broker, GROUP, "b", tags(TOPIC, "B", 2))
+            c = await GroupMember.join(broker, GROUP, "c", tags(TOPIC, "A", 1))
+            assert await set_policy(client, "reject") == ResponseCode.SUCCESS
+            for tag in "AB":
+                await client.send(TOPIC, tags=tag)
+            refused = await b.pull(TOPIC, 0, 0, version=2)
+            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert "member b subscribes to TAG 'B', member a to TAG 'A'" in (refused.remark or "")
+            for member in (a, c):
+                assert await member.peers() == ["a", "c"]
+                found = messages((await member.pull(TOPIC, 0, 0)).body)
+                assert [one.properties["TAGS"] for one in found] == ["A"]
 
     run(work())
 

@@ -82,7 +82,7 @@ async def test_what_two_members_with_different_tags_lose_is_told(tmp_path: Path)
             (1, 1): "CONSUMED",
         }
         assert said[0, 0]["reason"] == (
-            "It was wanted (a by tags 'A'), but a had the queue and the broker filtered the group "
+            "It was wanted (a by tags 'A'), and a had the queue, but the broker filtered the group "
             "by tags 'B' then: members of the group subscribe differently."
         )
         evidence = said[0, 1]["evidence"]

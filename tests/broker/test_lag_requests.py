@@ -16,7 +16,8 @@ from tamis.filter.tags import parse_tags
 from tamis.wire import properties
 from tamis.wire.bodies import MessageModel, Subscription
 from tamis.wire.codes import RequestCode, ResponseCode
-from tamis.wire.headers import GetMatchingLag, OfQueue, UpdateConsumerOffset
+from tamis.wire.command import Command
+from tamis.wire.headers import CountMatches, GetMatchingLag, OfQueue, UpdateConsumerOffset
 from tamis.wire.record import Draft
 
 
@@ -186,5 +187,78 @@ def test_others_are_answered_while_it_counts_and_it_ends_in_time(tmp_path: Path)
             rows = [row for row in await ask(client, timeout_millis=10_000) if row["queue"] == 0]
             assert {row["matching_lag"] for row in rows} == {400_000}
             other.peer.close()
+
+    run(scene())
+
+
+async def count(client: Client, ranges: Any, *, topic: str = "T", **asked: Any) -> Command:
+    fields = CountMatches(topic=topic, **asked).to_fields()
+    return await client.ask(RequestCode.COUNT_MATCHES, fields, orjson.dumps(ranges))
+
+
+def test_matches_in_ranges_are_counted_by_a_filter_of_nobodys(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (broker, client):
+            for number in range(20):
+                named = {"n": str(number)}
+                await client.send("T", tags="ab"[number % 2], queue_id=0, properties=named)
+                await client.send("T", tags="a", queue_id=1, properties=named)
+            ranges = [[0, 3, 10], [1, 19, 20], [2, 0, 7]]
+            for asked, expected in (
+                ({"expression": "a"}, [3, 1, 0]),
+                ({"expression": "b || c", "expression_type": "TAG"}, [4, 0, 0]),
+                ({"expression": "*"}, [7, 1, 0]),
+                ({"expression": "n > 6", "expression_type": "SQL92"}, [3, 1, 0]),
+                ({"expression": "n > 6 AND TAGS = 'a'", "expression_type": "SQL92"}, [1, 1, 0]),
+            ):
+                answer = await count(client, ranges, **asked)
+                assert answer.code == ResponseCode.SUCCESS, answer.remark
+                told = orjson.loads(answer.body)
+                assert told == [[queue, n] for queue, n in enumerate(expected)], asked
+            for edges in ([0, 0, 0], [0, 10, 3], [0, 20, 90], [9, 0, 5]):
+                answer = await count(client, [edges], expression="a")
+                assert orjson.loads(answer.body) == [[edges[0], 0]], edges
+            answer = await count(client, [[0, 0, 9999]], expression="a")
+            assert orjson.loads(answer.body) == [[0, 10]], "there are no more"
+            assert not broker.consumers.groups
+            assert await ask(client) == [], "it has made no group"
+
+    run(scene())
+
+
+def test_a_count_of_ranges_ends_in_time_and_goes_on_when_asked_again(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path, log_file_size=2**26) as (broker, client):
+            await client.send("T", queue_id=0)
+            store_many(broker, 100_000)
+            asked = {"expression": "b = 'x'", "expression_type": "SQL92"}
+            answer = await count(client, [[0, 0, 90_000]], timeout_millis=0, **asked)
+            assert orjson.loads(answer.body) == [[0, None]]
+            answer = await count(client, [[0, 1, 90_001]], timeout_millis=10_000, **asked)
+            assert orjson.loads(answer.body) == [[0, 90_000]]
+
+    run(scene())
+
+
+def test_a_count_that_can_not_be_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (_, client):
+            await client.send("T")
+            for ranges in ({"0": 1}, [[0, 1]], [[0, 1, -2]], [["0", 1, 2]], [[0, 1, 1.5]], 7, None):
+                answer = await count(client, ranges, expression="a")
+                assert answer.code == ResponseCode.SYSTEM_ERROR, ranges
+                assert "no list of [queue, begin, end]" in (answer.remark or "")
+            many = [[number, 0, 1] for number in range(1025)]
+            answer = await count(client, many, expression="a")
+            assert "1025 queues, it takes up to 1024" in (answer.remark or "")
+            answer = await count(client, [[0, 0, 1]], expression="a", topic="Nowhere")
+            assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+            for asked in ({"expression": "n >", "expression_type": "SQL92"}, {"expression": "||"},
+                          {"expression": "x", "expression_type": "NO"}):  # fmt: skip
+                answer = await count(client, [[0, 0, 1]], **asked)
+                assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED, asked
+        async with running(tmp_path, sql_filters=False) as (_, client):
+            answer = await count(client, [[0, 0, 1]], expression="n > 1", expression_type="SQL92")
+            assert "switched off" in (answer.remark or "")
 
     run(scene())

@@ -271,6 +271,21 @@ def test_what_rocketmq_reads_is_the_least_of_the_lanes(tmp_path: Path) -> None:
     run(work())
 
 
+def test_an_offset_that_no_lane_has_moved_is_committed_all_the_same(tmp_path: Path) -> None:
+    """Otherwise `mqadmin resetOffsetByTime` finds queues without an offset, and refuses."""
+
+    async def work() -> None:
+        async with running(tmp_path, subscription_conflicts="isolate") as (broker, client):
+            await client.send(TOPIC, tags="A", queue_id=0)
+            a = await GroupMember.join(broker, GROUP, "a", tags(TOPIC, "A"))
+            b = await GroupMember.join(broker, GROUP, "b", tags(TOPIC, "B"))
+            for member in (a, b):
+                await member.consume(TOPIC, [0, 1])
+            assert broker.offsets.of(GROUP, TOPIC) == {0: 1, 1: 0}
+
+    run(work())
+
+
 def test_a_message_sent_back_comes_back_to_the_lane_it_was_sent_from(tmp_path: Path) -> None:
     async def work() -> None:
         retry = f"%RETRY%{GROUP}"

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tamis.acl import Access
 from tamis.broker._sends import Sends
 from tamis.broker.config import BrokerConfig, Settings
 from tamis.broker.groups import Groups
@@ -105,6 +106,7 @@ class Broker:
         host: Host = LOOPBACK,
         peer: tuple[str, int] = ("10.1.2.3", 5555),
         config: BrokerConfig | None = None,
+        access: Access | None = None,
         **sizes: int,
     ) -> None:
         self.files = Files()
@@ -145,13 +147,14 @@ class Broker:
                 RequestCode.SEND_BATCH_MESSAGE: Route(
                     headers.SendMessage, sender.send, letters=True
                 ),
-            }
+            },
+            gate=access.check if access is not None else None,
         )
         self.taken = 0
         if together:
             sends = Sends(
                 *(self.settings, self.intake, self.topics, self.stats, sender.id_prefix),
-                *(born_host, sender.refuse),
+                *(born_host, sender.refuse, access),
             )
 
             def take(peer: Any, data: bytes) -> int:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,3 +14,9 @@ def interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def no_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile file of whoever runs the tests does not count."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-profiles"))

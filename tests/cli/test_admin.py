@@ -219,6 +219,7 @@ def test_a_group_is_created_listed_shown_and_deleted(tamis: Tamis) -> None:
         "at       broker-a",
         "is       offline",
         "retries  3",
+        "policy   rocketmq",
     ]
     assert tamis("groups", "delete", group, "--yes").code == 0
     assert group not in tamis("groups").lines
@@ -250,6 +251,42 @@ def test_a_group_shows_its_members_and_where_they_differ(
     [mismatch] = row["mismatches"]
     assert {mismatch["member"], mismatch["effective"]} == {"a", "n > 1"}
     assert (mismatch["topic"], mismatch["broker"]) == (topic, "broker-a")
+    assert mismatch["loses_messages"] is True
+    assert row["policies"] == ["rocketmq"]
+
+
+def test_a_group_whose_members_are_isolated_is_not_said_to_lose_messages(
+    cluster: LocalCluster, tamis: Tamis
+) -> None:
+    topic, group = name("Topic"), name("Group")
+    tamis("topics", "create", topic, "--queues", "1")
+    tamis("groups", "create", group)
+    tamis("groups", "policy", group, "isolate")
+
+    async def look() -> list[Done]:
+        one, other, third = (
+            PushConsumer(cluster.nameserver, group, lambda message: None) for _ in "abc"
+        )
+        for consumer, tag in (one, "a"), (other, "b"), (third, "c"):
+            consumer.subscribe(topic, tags=tag)
+        show = ("groups", "show", group)
+        async with one, other:
+            shown = [await asyncio.to_thread(tamis, *show)]
+            await asyncio.to_thread(tamis, "groups", "policy", group, "reject")
+            async with third:
+                shown += [await asyncio.to_thread(tamis, *show)]
+                shown += [await asyncio.to_thread(tamis, *show, "--json")]
+        return shown
+
+    isolated, rejecting, listed = asyncio.run(look())
+    assert "policy   isolate\n" in isolated.stdout
+    assert isolated.stdout.count("each member is served by its own subscription") == 1
+    assert "messages are lost" not in isolated.stdout
+    assert "policy   reject\n" in rejecting.stdout
+    assert f"refused: group {group} on {topic}: member " in rejecting.stdout
+    [row] = listed.rows
+    assert row["policies"] == ["reject"]
+    assert row["refused"]
 
 
 # Offsets

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner
 from interop.cppclient import _python, available
@@ -59,6 +60,7 @@ def test_the_demo_says_what_each_group_got_and_why_a_filter_failed() -> None:
 def test_the_demo_fails_in_one_line_if_a_group_did_not_get_what_it_should(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(demo, "_SILENCE", PATIENCE)  # a busy machine may be slow to start
     monkeypatch.setattr(demo.TamisClient, "received", lambda self, group, count: ["order-1"])
     done = CliRunner().invoke(tamis, ["demo"])
     assert done.exit_code == 1
@@ -72,6 +74,7 @@ def test_the_demo_fails_in_one_line_if_a_step_does(monkeypatch: pytest.MonkeyPat
     def refuse(self: object, orders: object) -> None:
         raise ConnectionError("127.0.0.1:9 is not there\nmore")
 
+    monkeypatch.setattr(demo, "_SILENCE", PATIENCE)
     monkeypatch.setattr(demo.TamisClient, "send", refuse)
     done = CliRunner().invoke(tamis, ["demo"])
     assert done.exit_code == 1
@@ -108,12 +111,30 @@ def test_without_java_it_says_so_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_demo_ends_with_the_pipeline() -> None:
-    done = run("--client", "tamis")
+    """In a process of its own, as it starts a session and stops it; with fewer orders."""
+    script = (
+        "from tamis.cli import _demo_spark, demo\n"
+        "_demo_spark._COUNT, _demo_spark._WARMING, _demo_spark._BATCH = 20_000, 1_500, 10_000\n"
+        "demo.play(demo.TamisClient)"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     said = done.stdout[done.stdout.index("The pipeline, on Spark") :]
-    for step in ("sent", "routed", "archived", "backtested"):
-        assert re.search(rf"^  {step} .*", said, re.MULTILINE), said
-    [plot] = re.findall(r"plot: (\S+)", said)
-    assert Path(plot).read_bytes().startswith(b"\x89PNG")
-    shutil.rmtree(Path(plot).parent)
+    said = " ".join(said.split())  # lines are wrapped
+    [home] = map(Path, re.findall(r"left in (\S+)", said))
+    try:
+        assert "a day 20,000 orders of topic OrderHistory in a broker's store, " in said
+        assert re.search(r"up in [\d.]+ s, warmed up by routing 1,500 orders in [\d.]+ s", said)
+        [counts] = re.findall(r"payments ([\d,]+), eu-big ([\d,]+), suspicious ([\d,]+)", said)
+        for group, told in zip(("payments", "eu-big", "suspicious"), counts, strict=True):
+            files = (home / "out" / group).rglob("*.parquet")
+            rows = sum(pq.read_metadata(file).num_rows for file in files)
+            assert rows == int(told.replace(",", "")) > 0
+        assert len(re.findall(r"20,000 in [\d.]+ s, [\d,]+ a second", said)) == 3
+        assert "could not convert string to float: 'free'" in said
+        assert (home / "backtest.png").read_bytes().startswith(b"\x89PNG")
+        assert not (home / "warm-up").exists()
+    finally:
+        shutil.rmtree(home)

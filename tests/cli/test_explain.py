@@ -214,6 +214,48 @@ def test_what_went_wrong_comes_first_and_says_what_to_do(
     assert "→ read it again: tamis offsets reset skipped_by_reset --topic T" in out
 
 
+def test_commands_can_be_pasted_whatever_the_topic_is_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evidence = EVIDENCE | {"topic": "%odd|Topic"}
+    card = Judgement(group="a|b", fate=Fate.SKIPPED_BY_RESET, reason="So.", evidence=evidence)
+    command.print_cards([card])
+    assert "tamis offsets reset 'a|b' --topic '%odd|Topic' --queue b:0 " in capsys.readouterr().out
+
+
+def test_a_split_group_is_not_said_to_be_filtered_by_one_filter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    everything, tag = ({"kind": "TAG", "expression": text} for text in ("*", "A"))
+    common = {"broker_said": "true", "client_keeps": True, "acknowledged": True}
+    evidence = EVIDENCE | {
+        "online": True,
+        "policy": "isolate",
+        "filter_now": tag,
+        "members_now": {"c1": everything, "c2": tag},
+        "lanes": [{"filter": tag, "committed": 6, "members": ["c2"]}],
+        "readings": [
+            common | {"member": "c1", "member_filter": everything, "broker_filter": everything},
+            common
+            | {"member": "c2", "member_filter": tag, "broker_filter": tag, "left_to_others": True},
+        ],
+    }
+    command.print_cards([Judgement(group="G", fate=Fate.CONSUMED, reason="So.", evidence=evidence)])
+    out = capsys.readouterr().out
+    assert "2 members; policy isolate; each is served by its own filter" in out
+    assert "c1, by all messages: matched; progress passed it" in out
+    assert "c2, by tags 'A': matched, but it was left to other members that want it" in out
+
+
+def test_a_group_that_is_isolated_already_is_not_told_to_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evidence = EVIDENCE | {"policy": "isolate"}
+    card = Judgement(group="G", fate=Fate.LOST_TO_INCONSISTENCY, reason="So.", evidence=evidence)
+    command.print_cards([card])
+    assert "groups policy" not in capsys.readouterr().out
+
+
 def test_a_terminal_is_given_colours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

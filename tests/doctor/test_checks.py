@@ -194,6 +194,52 @@ def test_a_difference_of_last_week_is_a_warning() -> None:
     assert only(known, "past-inconsistencies").severity is Severity.WARNING
 
 
+def differed(end: int, *sampled: str) -> ClusterFacts:
+    """Members that differed while they passed a queue of so many messages. Those that were sampled
+    have these tags."""
+    known = facts(group({"x": tags("a")}, committed={0: end}), topics=(topic((0, end)),))
+    known.histories = [history(AGREED, DIFFERED, spans={0: [span(0, end, 1, acked=end)]})]
+    known.samples["orders"] = messages(*({"TAGS": tag} for tag in sampled))
+    return known
+
+
+def test_lost_messages_are_serious_until_they_were_sent_again() -> None:
+    known = differed(3, "a", "b", "c")
+    finding = only(known, "past-inconsistencies")
+    assert finding.severity is Severity.SERIOUS
+    assert "of the newest 3 of them 1 are lost" in finding.message
+    known.fates["g", queue(0), 1] = "LOST_TO_INCONSISTENCY"
+    assert only(known, "past-inconsistencies").severity is Severity.SERIOUS
+    known.fates["g", queue(0), 1] = "CONSUMED"
+    finding = only(known, "past-inconsistencies")
+    assert finding.severity is Severity.INFO
+    assert finding.evidence["sent_again"] == 1
+    assert "none is lost (1 that were lost were sent to the group again)" in finding.message
+
+
+def test_a_difference_that_nothing_was_lost_to_is_only_told_of() -> None:
+    known = differed(2, "a", "c")
+    finding = only(known, "past-inconsistencies")
+    assert finding.severity is Severity.INFO
+    assert "2 messages were passed meanwhile, and of the newest 2 of them none is lost" in (
+        finding.message
+    )
+
+
+def test_messages_that_are_too_old_to_be_judged_leave_a_warning() -> None:
+    known = differed(500, "a", "c")
+    assert only(known, "past-inconsistencies").severity is Severity.WARNING
+
+
+def test_what_each_read_by_its_own_subscription_is_not_called_nothing() -> None:
+    known = facts()
+    spans = {0: [span(0, 5, 1, acked=5, lane="its own")]}
+    known.histories = [history(AGREED, DIFFERED, spans=spans)]
+    finding = only(known, "past-inconsistencies")
+    assert finding.severity is Severity.INFO
+    assert finding.message.endswith("each was served by its own subscription")
+
+
 def test_members_that_always_agreed_are_no_finding_in_history() -> None:
     same = View(NOW, {Filter("TAG", "a||b"): ("x",), Filter("TAG", "b || a"): ("y",)})
     known = facts()

@@ -9,6 +9,7 @@ import pytest
 from tamis.fate import (
     Fate,
     Filter,
+    FilterChange,
     GroupFacts,
     Judgement,
     LaneFacts,
@@ -230,6 +231,62 @@ def test_code_decides_by_what_it_said(outcomes: dict[str, Outcome], expected: Fa
     assert judged.fate is expected
 
 
+CODE = Filter("CODE", "F")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ({"F": Outcome.TRUE}, Fate.LOST_TO_INCONSISTENCY),
+        ({"F": Outcome.FALSE}, Fate.FILTERED),
+        ({"F": Outcome.ERROR}, Fate.FILTERED),
+        ({}, Fate.UNKNOWN),
+    ],
+)
+def test_what_code_of_another_member_wanted_is_not_guessed(
+    outcomes: dict[str, Outcome], expected: Fate
+) -> None:
+    view = {TAG_A: ("c1",), CODE: ("c2",)}
+    judged = judge(message("B", code_outcomes=outcomes), group(reading(TAG_A, view=view)))
+    assert judged.fate is expected
+    assert "code F" in judged.reason
+
+
+def test_a_message_another_member_is_known_to_have_wanted_is_lost_whatever_code_says() -> None:
+    view = {TAG_A: ("c1",), TAG_B: ("c2",), CODE: ("c3",)}
+    assert fate(message("B"), group(reading(TAG_A, view=view))) is Fate.LOST_TO_INCONSISTENCY
+
+
+def test_an_earlier_reading_by_code_may_have_delivered_it() -> None:
+    facts = group(reading(CODE), reading(TAG_A))
+    assert fate(message("B"), facts) is Fate.UNKNOWN
+    assert fate(message("B", code_outcomes={"F": Outcome.TRUE}), facts) is Fate.CONSUMED
+    assert fate(message("B", code_outcomes={"F": Outcome.FALSE}), facts) is Fate.FILTERED
+
+
+@pytest.mark.parametrize(("tag", "expected"), [("A", Fate.CONSUMED),
+                                               ("B", Fate.LOST_TO_INCONSISTENCY)])  # fmt: skip
+def test_a_broker_with_code_in_force_sends_everything_to_members_without(
+    tag: str, expected: Fate
+) -> None:
+    """It does not run code itself: what the class says did not stop the message."""
+    view = {CODE: ("c1",), TAG_A: ("c2",), TAG_B: ("c3",)}
+    facts = group(reading(CODE, TAG_A, member="c2", view=view))
+    judged = judge(message(tag, code_outcomes={"F": Outcome.FALSE}), facts)
+    assert judged.fate is expected
+    assert fate(message(tag), facts) is expected
+
+
+def test_reasons_say_that_code_was_judged_as_it_is_now() -> None:
+    for outcome in (Outcome.FALSE, Outcome.ERROR):
+        judged = judge(message(code_outcomes={"F": outcome}), group(reading(CODE)))
+        assert "code F, as it is now," in judged.reason
+    view = {TAG_A: ("c1",), CODE: ("c2",)}
+    lost = judge(message("B", code_outcomes={"F": Outcome.TRUE}), group(reading(TAG_A, view=view)))
+    assert "c2 by code F" in lost.reason
+    assert lost.reason.endswith("subscribe differently (code was judged as it is now).")
+
+
 def test_a_blank_tag_expression_matches_nothing() -> None:
     assert fate(message("A"), group(reading(Filter("TAG", " ")))) is Fate.FILTERED
     assert fate(message(None), group(reading(Filter("TAG", " ")))) is Fate.FILTERED
@@ -373,6 +430,74 @@ def test_a_lane_that_was_given_up_loses_what_it_wanted(tag: str, expected: Fate)
     assert fate(message(tag), group(moves=(given_up,))) is expected
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ({"F#7": Outcome.TRUE}, Fate.LOST_TO_INCONSISTENCY),
+        ({"F#7": Outcome.FALSE}, Fate.FILTERED),
+        ({"F": Outcome.TRUE}, Fate.UNKNOWN),  # perhaps another version
+    ],
+)
+def test_a_lane_with_code_that_was_given_up_loses_what_its_version_wanted(
+    outcomes: dict[str, Outcome], expected: Fate
+) -> None:
+    given_up = move(0, 9, lane="l", filter=Filter("CODE", "F#7"), by="the broker", why="given up")
+    judged = judge(message("B", code_outcomes=outcomes), group(moves=(given_up,)))
+    assert judged.fate is expected
+    [moved] = judged.evidence["moves"]
+    assert moved["filter"] == {"kind": "CODE", "expression": "F#7"}
+
+
+# A change of the group's filter, from tags A to tags B at an offset.
+
+CHANGE = FilterChange(8, TAG_A, TAG_B)
+HANDED = FilterChange(8, TAG_A, Filter("TAG", "A || B"), is_handed=True)
+
+
+def test_what_was_left_of_the_old_filter_is_lost_if_waiting_for_it_was_given_up() -> None:
+    """Members with the new filter had passed it before; the old one held at that offset."""
+    given_up = move(0, 9, lane="l", filter=TAG_A, by="the broker", why="given up", time=NOON + 1)
+    new = reading(TAG_B, view={TAG_B: ("c2",)}, member="c2", change=CHANGE)
+    judged = judge(message("A", offset=7), group(new, moves=(given_up,)))
+    assert judged.fate is Fate.LOST_TO_INCONSISTENCY
+    assert "held for members with tags 'A' until 2023-11-14 22:13:20.001 UTC" in judged.reason
+    assert "given up" in judged.reason
+    other = judge(message("B", offset=7), group(moves=(given_up,)))
+    assert (other.fate, other.reason) == (Fate.FILTERED, "No member of the group wanted it.")
+
+
+def test_what_was_handed_to_members_with_the_new_filter_is_said_so() -> None:
+    new = Filter("TAG", "A || B")
+    taken = reading(TAG_A, new, member="c2", view={new: ("c2",)}, change=HANDED)
+    judged = judge(message("A", offset=7), group(taken))
+    assert judged.fate is Fate.CONSUMED
+    assert judged.reason == (
+        "It was given to c2, which acknowledged it, for no member had tags 'A' any more, which "
+        "holds before offset 8."
+    )
+    after = judge(message("A", offset=8), group(taken))
+    assert after.reason == "It was given to c2, which acknowledged it."
+    set_back = judge(message("A", offset=7), group(taken, committed=3))
+    assert set_back.fate is Fate.NOT_CONSUMED_YET
+    assert "set back to 3 since: it will be read again" in set_back.reason
+
+
+def test_what_waits_for_members_with_the_new_filter_is_said_so() -> None:
+    new = Filter("TAG", "A || B")
+    behind = LaneFacts(key="l", filter=new, committed=3, members=("c2",), change=HANDED)
+    judged = judge(message("A", offset=7), group(committed=3, lanes=(behind,)))
+    assert judged.fate is Fate.NOT_CONSUMED_YET
+    assert judged.reason == (
+        "No member has tags 'A' any more, which holds before the change of the group's filter: it "
+        "waits for c2, who are at 3."
+    )
+    # what only the new filter wants is not waited for before the cut
+    other = judge(message("B", offset=7), group(committed=3, lanes=(behind,)))
+    assert "waits for" not in other.reason
+    after = judge(message("B", offset=8), group(committed=3, lanes=(behind,)))
+    assert "It waits for members with tags 'A || B' (c2)" in after.reason
+
+
 # Messages that have left the log.
 
 
@@ -409,6 +534,57 @@ def test_a_group_that_broadcasts_has_no_progress_of_its_own() -> None:
     judged = judge(message(), facts)
     assert judged.fate is Fate.BROADCASTING
     assert "sent to c2" in judged.reason
+
+
+def test_a_broadcasting_member_that_missed_it_to_anothers_filter_is_named() -> None:
+    members = {TAG_A: ("c1",), TAG_B: ("c2",)}
+    readings = [
+        reading(TAG_B, own, member=member, view=members, acknowledged=False)
+        for member, own in (("c1", TAG_A), ("c2", TAG_B))
+    ]
+    facts = group(*readings, committed=None, message_model="BROADCASTING")
+    judged = judge(message("A"), facts)
+    assert judged.fate is Fate.BROADCASTING
+    assert "c1 wanted it, but the broker filtered the group by tags 'B' then" in judged.reason
+    assert judge(message("B"), facts).reason.endswith("it was sent to c2.")
+    assert judge(message("C"), facts).reason.endswith("no member wanted it.")
+
+
+def test_members_that_do_not_subscribe_to_the_topic_are_why_a_queue_is_not_read() -> None:
+    facts = group(committed=3, members={"c1": ALL, "c2": None})
+    judged = judge(message(), facts)
+    assert judged.fate is Fate.NOT_CONSUMED_YET
+    assert "c2 does not subscribe to the topic" in judged.reason
+    assert "refuses" in judged.reason
+    assert "refuses" not in judge(message(), replace(facts, effective=ALL)).reason
+    same = replace(facts, members={"c1": ALL, "c2": ALL})
+    assert "subscribe" not in judge(message(), same).reason
+
+
+def test_that_nobody_wanted_it_says_what_each_member_had() -> None:
+    members = {TAG_A: ("c1",), TAG_B: ("c2",)}
+    judged = judge(message("C"), group(reading(TAG_A, view=members)))
+    assert judged.fate is Fate.FILTERED
+    assert "the group's filter is tags 'A'; other members had tags 'B'." in judged.reason
+
+
+def test_evidence_says_that_a_lane_left_a_message_to_another() -> None:
+    first = reading(ALL, member="c1", lane="x")
+    second = reading(TAG_A, member="c2", lane="y", unless=(ALL,))
+    judged = judge(message("A"), group(first, second))
+    assert judged.fate is Fate.CONSUMED
+    assert [one["left_to_others"] for one in judged.evidence["readings"]] == [False, True]
+
+
+def test_what_a_member_gave_up_at_once_was_not_sent_back_often() -> None:
+    copy = RetryFacts(topic="%DLQ%G", times=0, is_dead=True)
+    assert judge(message(), group(reading(), retry=copy)).reason == "It is in %DLQ%G now."
+
+
+def test_an_offset_that_is_gone_is_not_said_to_be_deleted() -> None:
+    judged = judge(message(), group(reading(), committed=None))
+    assert judged.fate is Fate.NOT_CONSUMED_YET
+    assert "the broker has no offset of the group in this queue any more" in judged.reason
 
 
 def test_a_group_that_pulls_and_commits_nothing_keeps_its_progress_itself() -> None:

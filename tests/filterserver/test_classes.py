@@ -23,7 +23,7 @@ def _table(**settings: Any) -> tuple[Classes, list[FilterClass], list[float]]:
 
 def _put(table: Classes, crc: int, peer: Any, restarts: int = 0) -> FilterClass:
     judge: Any = SimpleNamespace(usage=SimpleNamespace(restarts=restarts))
-    return table.put(KEY, Identity("C", crc), judge, peer, 1)
+    return table.put(KEY, Identity("C", crc), judge, "", peer)
 
 
 def test_counts_go_on_when_a_class_is_replaced() -> None:

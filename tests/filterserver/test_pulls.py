@@ -590,7 +590,7 @@ class _Link(BrokerLink):
 
 def _stream(link: BrokerLink, memory: Memory) -> Stream:
     classes = Classes(1, 60, lambda one: None)
-    by = classes.put(("T", "G"), Identity("F", 1), None, Peer(lambda *_: None), 1)  # type: ignore
+    by = classes.put(("T", "G"), Identity("F", 1), None, "", Peer(lambda *_: None))  # type: ignore
     return Stream(link, memory, by, 0, 0)
 
 

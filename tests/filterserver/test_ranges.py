@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64decode
 from typing import Any
 
 from filterserver.consuming import EVEN, RARE, Client, numbers, run, standing, until
@@ -74,7 +75,7 @@ def test_a_long_range_takes_several_requests_and_pulls_go_on_meanwhile() -> None
             counting = asyncio.create_task(judged(client, 0, 10_000))
             assert [len((await client.consume())[0])] == [10]
             assert (await counting)["matching"] == 10
-            assert server.ranges._memory.used == 0
+            assert server.ranges._judge.memory.used == 0
 
     run(work())
 
@@ -96,6 +97,30 @@ def test_outcomes_say_which_message_failed_and_why() -> None:
             assert "up to 1000 messages" in (refused.remark or "")
 
     run(work())
+
+
+def test_bitmaps_say_which_messages_matched_and_failed() -> None:
+    async def work() -> None:
+        async with standing(batch=500) as (_, _, client):
+            await client.send(*numbers(2000))
+            await client.upload(FAILING, "Failing")
+            told = await judged(client, 2, 2000, bitmaps=True)
+            assert told["judged_to"] == 2000
+            matched, failed = (_set_bits(told[name]) for name in ("matched_bits", "failed_bits"))
+            assert (matched, failed) == ([5 - 2], [3 - 2])
+            assert "outcomes" not in told
+            part = await judged(client, 0, 2000, bitmaps=True, timeout_millis=0)
+            size = len(b64decode(part["matched_bits"]))
+            assert size == (part["judged_to"] + 7) // 8 < 250, "as far as it came"
+            refused = await judge(client, 0, 1_000_001, bitmaps=True)
+            assert "a bitmap is of up to 1000000 messages" in (refused.remark or "")
+
+    run(work())
+
+
+def _set_bits(text: str) -> list[int]:
+    number = int.from_bytes(b64decode(text), "little")
+    return [place for place in range(number.bit_length()) if number >> place & 1]
 
 
 def test_a_failure_that_is_passed_on_is_a_match() -> None:

@@ -442,10 +442,11 @@ def test_uploads_for_one_group_at_the_same_time_are_taken_one_after_the_other() 
 
 
 def test_open_files_limit_how_many_classes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has six in a sandbox. What is left is for connections, that of the broker too."""
+    """Each has six in a sandbox, and so has each copy that answers questions. What is left is for
+    connections, that of the broker too."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     config = FilterServerConfig(uploads=True)
-    assert FilterServer(config).most_classes == (1024 // 4 + 100 - 60) // 6
+    assert FilterServer(config).most_classes == (1024 // 4 + 100 - 60) // 6 - 8
     assert FilterServer(config, make_judge=load).most_classes == config.most_classes
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
     assert FilterServer(config).most_classes == config.most_classes

@@ -73,11 +73,14 @@ class JavaMember:
         group: "Group",
         *,
         sql: bool = False,
+        expression: str | None = None,
         **options: bool,
     ) -> None:
         self.name = name
         self.tags = frozenset(tags)
-        self.expression = sql_expression(self.tags) if sql else tag_expression(self.tags)
+        self.is_sql = sql
+        made = sql_expression(self.tags) if sql else tag_expression(self.tags)
+        self.expression = made if expression is None else expression
         self._java = group.java
         self._topic = group.topic
         self._client = group.java.name(name)
@@ -166,10 +169,17 @@ class Group:
         self._processes.close()
         self.java.stop_all()
 
-    def add_java(self, name: str, *tags: str, sql: bool = False, **options: bool) -> JavaMember:
+    def add_java(
+        self,
+        name: str,
+        *tags: str,
+        sql: bool = False,
+        expression: str | None = None,
+        **options: bool,
+    ) -> JavaMember:
         """With options of `JavaClient.push`: `ordered`, or `post_subscription` for a member whose
-        pulls bring its expression."""
-        member = JavaMember(name, tags, self, sql=sql, **options)
+        pulls bring its expression, which may be another one that gets it these tags, such as *."""
+        member = JavaMember(name, tags, self, sql=sql, expression=expression, **options)
         self.members[name] = member
         return member
 

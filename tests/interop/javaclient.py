@@ -51,10 +51,10 @@ class JavaError(Exception):
 class JavaClient:
     """The client of a line, `4.9` or `5.3`; a context manager that ends it and all it started.
 
-    Several clusters may be used in turn: `nameserver` can be set.
+    Several clusters may be used in turn: `nameserver` can be set. `flags` are more of the JVM's.
     """
 
-    def __init__(self, line: str, nameserver: str = "") -> None:
+    def __init__(self, line: str, nameserver: str = "", flags: Sequence[str] = ()) -> None:
         self.line = line
         self.nameserver = nameserver
         self._suffix = secrets.token_hex(3)
@@ -70,7 +70,7 @@ class JavaClient:
         self._log = home / "client.log"
         places = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
         logs = f"-Dlogback.configurationFile={home}/conf/logback_client.xml"
-        command = [*JVM, *HASTE, *places, logs]
+        command = [*JVM, *HASTE, *places, logs, *flags]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "-cp", _classpath(f"broker-{line}"), "tamis.interop.ClientDriver"],
@@ -113,6 +113,14 @@ class JavaClient:
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
+
+    def set_admin_key(self, access_key: str | None, secret_key: str = "") -> None:
+        """With which mqadmin signs from now on; None for not at all."""
+        file = Path(self._directory.name, "conf", "tools.yml")
+        if access_key is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(f"accessKey: {access_key}\nsecretKey: {secret_key}\n")
 
     # producers
 

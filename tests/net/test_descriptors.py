@@ -8,7 +8,7 @@ import socket
 import pytest
 from net.harness import run, serving, stream, until
 
-from tamis.net import descriptors, server
+from tamis.net import descriptors, rarely
 from tamis.net.server import Answer, Route, needless_header
 from tamis.wire.command import Command
 
@@ -56,7 +56,7 @@ def test_connections_beyond_the_descriptors_are_closed_at_once_and_others_served
 def test_refusals_are_logged_once_a_second(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "_REFUSAL_SECONDS", 3600.0)
+    monkeypatch.setattr(rarely, "_SECONDS", 3600.0)
 
     async def main() -> None:
         async with serving(ROUTES, most_connections=1) as (it, address), stream(address):

@@ -13,7 +13,7 @@ from sparkling import create_topic, send_all
 
 from tamis.errors import ConfigError
 from tamis.message import Message
-from tamis.pipeline import archive, load
+from tamis.pipeline import archive, load, route
 from tamis.testing import LocalCluster
 
 TOPICS = ("archived", "late")
@@ -103,6 +103,16 @@ def test_an_archive_has_the_rows_of_the_source_each_once(
         return sorted(str(row.asDict()) for row in rows.collect())
 
     assert comparable(archived) == comparable(source)
+
+
+def test_an_archive_is_routed(spark: SparkSession, config: archive.Config, tmp_path: Path) -> None:
+    file = tmp_path / "route.toml"
+    file.write_text(
+        f'[source]\narchive = "{path_of(config)}"\n[[subscription]]\ngroup = "ones"\n'
+        'tags = "T1"\nsink = { format = "parquet", path = "ones" }\n'
+    )
+    matched = route.run(spark, load(file)).groups[0].matched
+    assert matched == archive.read(spark, str(path_of(config))).where("tags = 'T1'").count() > 0
 
 
 def test_files_lie_by_topic_and_day_sorted_by_tag(config: archive.Config) -> None:

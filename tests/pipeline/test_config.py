@@ -1,16 +1,19 @@
 """Pipeline files: what they mean, and what is said of those that mean nothing."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tamis.errors import ConfigError
 from tamis.pipeline import load
-from tamis.pipeline.config import ALL, DEFAULT_COLUMNS, FILE_FORMATS
+from tamis.pipeline.config import ALL, DEFAULT_COLUMNS, FILE_FORMATS, Sink
 
+ROOT = Path(__file__).parents[2]
 SOURCE = '[source]\nnameserver = "127.0.0.1:9876"\ntopic = "orders"\n'
 SINK = 'sink = { format = "parquet", path = "out" }'
 PAID = f'[[subscription]]\ngroup = "paid"\ntags = "PAID"\n{SINK}\n'
+URL = 'options = { url = "jdbc:x" }'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -62,7 +65,7 @@ def test_formats_are_spark_s_names_in_any_case(tmp_path: Path) -> None:
         "texts": '{ format = "TEXT", path = "texts", columns = ["keys"] }',
         "shown": '{ format = "console", options = { numRows = 3 } }',
         "table": '{ format = "Delta", table = "orders" }',
-        "base": '{ format = "jdbc", options = { url = "jdbc:x", dbtable = "orders" } }',
+        "base": f'{{ format = "jdbc", table = "o", columns = "keys", {URL} }}',
         "own": '{ format = "org.Example", path = "own" }',
     }
     tables = [
@@ -72,6 +75,70 @@ def test_formats_are_spark_s_names_in_any_case(tmp_path: Path) -> None:
     formats = ["parquet", "text", "console", "delta", "jdbc", "org.Example"]
     assert [one.format for one in found] == formats
     assert [one.format in FILE_FORMATS for one in found] == [True, True, *[False] * 4]
+
+
+def sink_of(folder: Path, sink: str) -> Sink:
+    text = f'{SOURCE}[[subscription]]\ngroup = "paid"\ntags = "PAID"\n{sink}'
+    [one] = load(write(folder, text)).subscriptions
+    assert type(one).from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    return one.sink
+
+
+def test_columns_of_a_sink_are_names_and_expressions(tmp_path: Path) -> None:
+    sink = sink_of(
+        tmp_path,
+        """
+        [subscription.sink]
+        format = "kafka"
+        topic = "paid"
+        options = { "kafka.bootstrap.servers" = "h:1" }
+        [subscription.sink.columns]
+        key = "keys"
+        value = "get_json_object(body, '$.id')"
+        headers = "array(named_struct('key', 'queue', 'value', binary(queue_id)))"
+        """,
+    )
+    assert sink.columns == ("key", "value", "headers")
+    assert sink.expressions["key"] == "keys"
+    # A body is bytes, of which Spark makes no text by itself.
+    assert sink.expressions["value"] == "get_json_object(string(body), '$.id')"
+    assert set(sink.needs) == {"keys", "body", "queue_id"}
+    assert (sink.name, sink.topic) == ("kafka paid", "paid")
+
+
+def test_names_and_expressions_may_stand_in_one_list(tmp_path: Path) -> None:
+    columns = """["keys", { price = "double(properties['price'])", tags = "tags" }, "offset"]"""
+    sink = sink_of(tmp_path, f'sink = {{ format = "parquet", path = "a", columns = {columns} }}')
+    assert sink.columns == ("keys", "price", "tags", "offset")
+    assert dict(sink.expressions) == {"price": "double(properties['price'])"}
+    assert set(sink.needs) == {"keys", "tags", "offset", "properties"}
+
+
+def test_a_checkpoint_from_before_there_were_expressions_is_still_the_same(tmp_path: Path) -> None:
+    sink = sink_of(tmp_path, 'sink = { format = "json", path = "a", columns = ["keys"] }')
+    fields = {"format", "path", "topic", "nameserver", "table", "columns", "options"}
+    assert sink.to_dict().keys() == fields
+
+
+def test_a_table_of_a_database_is_named_like_any_other(tmp_path: Path) -> None:
+    options = 'options = { URL = "jdbc:postgresql://h/d" }'
+    sink = sink_of(
+        tmp_path, f'sink = {{ format = "jdbc", table = "orders", columns = "keys", {options} }}'
+    )
+    assert (sink.name, sink.table, sink.option("url")) == (
+        "jdbc orders",
+        "orders",
+        "jdbc:postgresql://h/d",
+    )
+
+
+def test_the_sinks_of_the_documentation_are_understood(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "pipeline.md").read_text("utf-8")
+    [block] = [part for part in text.split("```") if "to-kafka" in part]
+    kafka, base = load(write(tmp_path, SOURCE + block.removeprefix("toml"))).subscriptions
+    assert (kafka.sink.name, base.sink.name) == ("kafka paid", "jdbc orders")
+    assert base.sink.columns == ("key", "stored", "price", "order.*")
+    assert base.sink.expressions["order.*"].startswith("from_json(string(body), ")
 
 
 def test_the_other_jobs_have_tables_of_their_own(tmp_path: Path) -> None:
@@ -99,10 +166,11 @@ AUDITED = f'{SOURCE}[run]\njob = "audit"\n[audit]\n'
 WRONG = {
     "[source": "orders.toml: Expected ']'",
     "": "orders.toml: has no source",
-    "[sorce]": "has no source; is sorce meant for it?",
+    "[sorce]": "sorce: there is no such table; did you mean source?",
     PAID: "has no source",
     '[source]\ntopic = "orders"': "[source] does not say where messages are: give it one of",
     '[source]\nstore = "a"\narchive = "b"': "[source] has store and archive: give it one of",
+    f'[source]\nstore = "hdfs://h:1/s"\n{PAID}': "a store's files are read by their path on all",
     '[source]\nnameserver = "h:1"\n' + PAID: "[source] has no topic",
     '[source]\nnameserver = "h:1"\ntopci = "t"\n'
     + PAID: "topci: there is no such setting; did you",
@@ -129,7 +197,15 @@ WRONG = {
     f"{SOURCE}{PAID}{PAID.replace('paid', 'in').replace('out', 'out/in')}": "lie in each other",
     f"{SOURCE}{PAID}[unmatched]\n{SINK}": "[unmatched] sink:",
     f"{SOURCE}{PAID.replace('paid', 'a/b')}": "subscription a/b: a group is named by letters",
-    f"{SOURCE}{PAID.replace('group', 'gruop')}": "the first has no group",
+    f"{SOURCE}{PAID.replace('group', 'gruop')}": "gruop: there is no such setting; did you",
+    SOURCE + PAID.replace('group = "paid"', ""): "[[subscription]] the first has no group",
+    f"{SOURCE}{PAID.replace('subscription', 'subscriptions')}": "subscriptions: there is no such "
+    "table; did you mean subscription?",
+    f"{SOURCE}{PAID.replace('tags', 'tag')}": "subscription paid: tag: there is no such setting; "
+    "did you mean tags?",
+    SOURCE + PAID.replace('tags = "PAID"', 'SQL = "a = 1"'): "SQL: there is no such setting; did "
+    "you mean sql?",
+    '[source]\nnameservers = "h:1"': "nameservers: there is no such setting; did you mean names",
     SOURCE + PAID.replace('tags = "PAID"', ""): "paid: has no filter: give it one of tags, sql",
     f'{SOURCE}{PAID}sql = "a = 1"': "subscription paid: has both tags and sql: give it one of them",
     SOURCE + PAID.replace('tags = "PAID"', 'sql = "a >"'): "subscription paid: sql: column 4",
@@ -140,12 +216,14 @@ WRONG = {
     SOURCE
     + PAID.replace('tags = "PAID"', 'code = "a.py:A"\nisolation = "on"'): "isolation = 'on': it"
     " takes one of off, required",
-    f"{SOURCE}{PAID.replace('path', 'paht')}": "sink: format parquet needs a path",
+    f"{SOURCE}{PAID.replace('path', 'paht')}": "sink: paht: there is no such setting; did",
+    SOURCE + PAID.replace(', path = "out"', ""): "paid: sink: format parquet needs a path",
     f"{SOURCE}{PAID.replace('parquet', 'csv')}": "csv has no room for properties and body",
     f"{SOURCE}{PAID.replace('parquet', 'rocketmq')}": "path is not for format rocketmq, which",
     SOURCE + PAID.replace(" }", ', columns = ["ofset"] }'): "no ofset; did you mean offset?",
     SOURCE + PAID.replace(" }", ", mode = 1 }"): "sink: mode: there is no such setting",
-    f"{SOURCE}{PAID.replace('sink', 'snk')}": "subscription paid: has no sink",
+    f"{SOURCE}{PAID.replace('sink', 'snk')}": "snk: there is no such setting; did you mean sink?",
+    SOURCE + PAID.replace(SINK, ""): "subscription paid: has no sink",
 }
 WRONG_SINKS = {
     'format = "rocketmq"': "format rocketmq needs a topic",
@@ -160,6 +238,39 @@ WRONG_SINKS = {
     'format = "orc", path = "a", nameserver = "h:1"': "nameserver is not for format orc",
     'format = "delta"': "format delta needs a path or a table",
     'format = "delta", path = "a", table = "b"': "has both path and table: give it one of them",
+}
+SERVERS = 'options = { "kafka.bootstrap.servers" = "h:1" }'
+MADE = {  # what is said of columns of a sink to a parquet file
+    '["keys", "Keys"]': "columns: keys and Keys: there are two of that name",
+    '["keys", { KEYS = "tags" }]': "columns: keys and KEYS: there are two of that name",
+    '["price"]': 'a message has no price; make it of others: { price = "expression" }',
+    "[]": "columns: there are none",
+    "[1]": "columns: 1: it takes names of columns, or a table of names and expressions",
+    "{ price = 1 }": "columns: price = 1: it takes the name of a message's column, or an expr",
+    '{ price = " " }': "columns: price = ' ': it takes the name of a message's column",
+    '{ order.x = "keys" }': "columns: order: put quotes around a name with dots",
+    '{ value = "bdy" }': "columns: value = 'bdy': a message has no bdy; did you mean body?",
+    '{ batch = "offset" }': "columns: batch is a name that the pipeline uses itself",
+    '{ _to = "offset" }': "columns: _to is a name that the pipeline uses itself",
+}
+WRONG_SINKS |= {f'format = "parquet", path = "a", columns = {c}': said for c, said in MADE.items()}
+WRONG_SINKS |= {
+    'format = "kafka", topic = "a"': "format kafka needs the option kafka.bootstrap.servers",
+    'format = "kafka", topic = "a", options = { "kafka.bootstrap.server" = "h:1" }': "kafka.boot"
+    "strap.server: format kafka has no such option; did you mean kafka.bootstrap.servers?",
+    f'format = "kafka", {SERVERS}, columns = {{ value = "body" }}': "format kafka needs a topic",
+    f'format = "kafka", topic = "a", {SERVERS}': "columns: kafka needs a column value: columns =",
+    f'format = "kafka", topic = "a", {SERVERS}, columns = {{ value = "body", price = "1" }}': "kaf"
+    "ka has no room for price: it takes value, key, headers, topic, partition",
+    f'format = "kafka", topic = "a", {SERVERS}, columns = {{ value = "body", topic = "tags" }}': ""
+    "columns: topic is said by the sink too",
+    'format = "kafka", path = "a"': "path is not for format kafka, which takes topic, columns",
+    'format = "jdbc", table = "a"': "format jdbc needs the option url: options = { url = ",
+    f'format = "jdbc", {URL}': "format jdbc needs a table",
+    f'format = "jdbc", tabel = "a", {URL}': "tabel: there is no such setting; did you mean table?",
+    'format = "jdbc", table = "a", options = { url = "jdbc:x", dbtable = "b" }': "has both table "
+    "and the option dbtable",
+    f'format = "jdbc", table = "a", {URL}': "columns: jdbc has no room for the map properties",
 }
 WRONG |= {
     f'{SOURCE}[[subscription]]\ngroup = "paid"\ntags = "PAID"\nsink = {{ {sink} }}': said

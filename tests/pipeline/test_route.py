@@ -154,6 +154,7 @@ def empty_topic(local_cluster: LocalCluster) -> str:
     return "empty"
 
 
+@pytest.mark.smoke
 def test_one_pass_serves_every_group_and_a_changed_file_applies_from_an_offset_on(
     pipeline: Pipeline,
 ) -> None:
@@ -199,6 +200,7 @@ def test_one_pass_serves_every_group_and_a_changed_file_applies_from_an_offset_o
     assert pipeline.run().messages == 0
 
 
+@pytest.mark.smoke
 def test_a_batch_done_twice_is_written_once(pipeline: Pipeline) -> None:
     send(pipeline.cluster, pipeline.topic, 2)
     pipeline.write()

@@ -18,7 +18,7 @@ EXAMPLE = ROOT / "examples" / "spark" / "dear_orders.py"
 PROGRAM = """\
 import os
 
-from tamis.spark import progress, session, sql92, tags
+from tamis.spark import progress, reason, session, sql92, tags
 
 NAMESERVER, SERVER, STORE, FILES = os.environ["TRIED"].split("|")
 spark = session(master=SERVER)
@@ -61,6 +61,16 @@ try:
     source(spark.read).option("topik", "orders").load().count()
 except Exception as error:
     print("refused", "topik" in str(error))
+
+spark.sql(f"CREATE TABLE t USING rocketmq OPTIONS (nameserver '{NAMESERVER}', topic 'orders')")
+print("table", spark.sql("SELECT 1 FROM t WITH (sql 'price < 10')").count())
+told = "SELECT sql92_outcome(properties, 'a = 1') FROM t WHERE sql92(properties, 'price < 30')"
+print("function", spark.sql(f"{told} AND tags(tags, 'new')").collect()[0][0])
+print("function", spark.sql(f"{told} AND tags(tags, 'new')").count())
+try:
+    spark.sql(told.replace("<", "==")).collect()
+except Exception as error:
+    print("refused", reason(error))
 spark.stop()
 """
 
@@ -102,6 +112,10 @@ def test_what_works_in_a_session_works_over_connect(
         "scanned 300",
         "write 5",
         "refused True",
+        "table 10",
+        "function 2",
+        "function 10",
+        "refused column 8: expected a value or a property, found '=' (write = for 'equal')",
     ]
     example = run(EXAMPLE, "--nameserver", local_cluster.nameserver, "--master", server)
     assert example == [f"{t} {n} {total}" for t, n, total in dear_by_tag(messages)]

@@ -21,6 +21,7 @@ from tamis.errors import (
     Unreachable,
     UnreadableMessage,
 )
+from tamis.security import INSECURE, Credentials, Security
 from tamis.spark import fetching
 from tamis.spark.fetching import (
     arrow_schema,
@@ -207,8 +208,8 @@ class Cutting:
 
     def close(self) -> None:
         self._after = -1
-        if self.address in fetching._IDLE:  # it would be kept for the next range
-            fetching._IDLE.pop(self.address)[0].close()
+        if (self.address, INSECURE) in fetching._IDLE:  # it would be kept for the next range
+            fetching._IDLE.pop((self.address, INSECURE))[0].close()
         socket.create_connection(self._listener.getsockname()).close()
         self._thread.join()
         self._listener.close()
@@ -234,12 +235,17 @@ def test_a_connection_is_used_again_unless_it_was_closed() -> None:
             producer.send_batch([message(number) for number in range(100)])
         part = wire(cluster, 0, 100)
         assert len(offsets(fetch_wire(part, one_try))) == 100
-        kept, _ = fetching._IDLE[cluster.broker]
+        kept, _ = fetching._IDLE[cluster.broker, INSECURE]
         assert len(offsets(fetch_wire(part, one_try))) == 100
-        assert fetching._IDLE[cluster.broker][0] is kept
+        assert fetching._IDLE[cluster.broker, INSECURE][0] is kept
+        keys = Security(Credentials("other", "secret"))
+        assert len(offsets(fetch_wire(part, replace(one_try, security=keys)))) == 100
+        other, _ = fetching._IDLE.pop((cluster.broker, keys))
+        other.close()
+        assert other is not kept  # one signs with its own key
         cluster.restart_broker()
         assert len(offsets(fetch_wire(part, one_try))) == 100
-        assert fetching._IDLE.pop(cluster.broker)[0].close() is None
+        assert fetching._IDLE.pop((cluster.broker, INSECURE))[0].close() is None
         assert kept.is_closed
 
 

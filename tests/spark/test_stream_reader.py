@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 from sparkling import create_topic, send_all
 
 from tamis.client import blocking
 from tamis.errors import ConfigError, Error, Unreachable
 from tamis.message import Message
 from tamis.spark import origins
+from tamis.spark.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 from tamis.spark.offsets import Positions
 from tamis.spark.options import Options, Time
 from tamis.spark.reader import BatchReader, Partition
 from tamis.spark.schema import row_type
+from tamis.spark.single import SingleBatchReader
 from tamis.spark.stream import StreamReader
 from tamis.store.scan import bounds
 from tamis.testing import LocalCluster
@@ -54,12 +55,12 @@ Made = Callable[..., StreamReader]
 def reader(cluster: LocalCluster) -> Iterator[Made]:
     with contextlib.ExitStack() as opened:
 
-        def make(**options: Any) -> StreamReader:
+        def make(kind: type[StreamReader] = StreamReader, **options: Any) -> StreamReader:
             said = {"nameserver": cluster.nameserver, "startingOffsets": "earliest", "retries": "0"}
             if not {"topic", "topicPattern", "assign"} & options.keys():
                 said["topic"] = "Lamps"
             parsed = Options.parse(said | options, of_log=False)
-            made = StreamReader(parsed, row_type(parsed.columns, parsed.properties))
+            made = kind(parsed, row_type(parsed.columns, parsed.properties))
             opened.callback(made.stop)
             return made
 
@@ -228,3 +229,48 @@ def test_a_pattern_takes_in_no_topic_of_rocketmqs(cluster: LocalCluster, reader:
     fill(cluster, 1)
     made = reader(topicPattern=".*")
     assert [topic for topic in made.initialOffset() if topic] == ["Lamps"]
+
+
+# Under PySpark 4.1, which says nothing when it asks for the latest offset
+
+
+def limited(reader: Made) -> Any:
+    return reader(SingleBatchReader, maxOffsetsPerTrigger="4", trigger="interval")
+
+
+def test_a_reader_that_is_told_nothing_knows_its_place_by_what_is_planned(
+    cluster: LocalCluster, reader: Made
+) -> None:
+    fill(cluster, 10)
+    made = limited(reader)
+    first = made.latestOffset()
+    assert (passed(first), Positions.from_json(first).left) == (4, 6)
+    assert size(made, made.initialOffset(), first) == 4
+    second = made.latestOffset()
+    assert size(made, first, second) == 4
+    again = limited(reader)  # a query that is resumed plans nothing at its last position
+    assert size(again, first, first) == 0
+    assert again.latestOffset() == second
+    assert size(again, first, second) == 4
+    assert passed(again.latestOffset()) == 10
+    assert size(again, second, last := again.latestOffset()) == 2
+    assert again.latestOffset() == last
+
+
+def test_a_reader_that_would_guess_a_resumed_querys_place_fails(
+    cluster: LocalCluster, reader: Made
+) -> None:
+    fill(cluster, 10)
+    made = limited(reader)
+    first = made.latestOffset()
+    again = limited(reader)
+    again.latestOffset()  # what Spark's wrapper of AvailableNow does before it tells the place
+    with pytest.raises(Error, match=r"triggerAvailableNowWrapper.enabled can't be used"):
+        again.partitions(first, first)
+
+
+def test_a_most_is_refused_where_the_trigger_is_not_known(
+    cluster: LocalCluster, reader: Made
+) -> None:
+    with pytest.raises(ConfigError, match="set option trigger to interval"):
+        reader(SingleBatchReader, maxOffsetsPerTrigger="4")

@@ -73,6 +73,7 @@ def own(message: ReceivedMessage) -> dict[str, str]:
     return {name: value for name, value in message.properties.items() if name not in RESERVED}
 
 
+@pytest.mark.smoke
 def test_all_columns_of_a_row_are_in_its_message(
     spark: SparkSession, local_cluster: LocalCluster
 ) -> None:

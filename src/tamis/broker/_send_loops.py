@@ -15,6 +15,7 @@ from ..store._walk import Rows, int4
 from ..wire.codes import RequestCode
 from ..wire.frame import MAX_FRAME as _MAX_FRAME
 from ..wire.record import MAX_PROPERTIES as _MAX_PROPERTIES
+from ._send_signatures import is_signed, note_span
 
 __all__ = ["scan_sends", "write_answers"]
 
@@ -40,7 +41,8 @@ _TEXTS = 1 << _A | 1 << _B | 1 << _C | 1 << _I
 _NEEDED = sum(1 << i for i in (_A, _B, _C, _D, _E, _F, _G, _H, _CODE, _FIELDS))
 _TEXT, _NUMBER, _WORD = range(3)  # kinds of values
 _SIZE = 20  # of the text of field i: its size is at _SIZE + i
-_FOUND = 40
+_SPANS = 40  # how many fields were noted
+_FOUND = 41
 
 
 @compiled
@@ -53,11 +55,17 @@ def scan_sends(
     out: Bytes,
     rows: Rows,
     shares: Rows,
+    key: Bytes,
+    secret: Rows,
+    spans: Rows,
+    content: Bytes,
 ) -> tuple[Int, Int, Int, Int, Int]:
     """Plain SENDs from `at` on, into `rows` and `shares`, their properties into `out`.
 
     Gives how many, where they end, how many shares, the size of all records and of the largest
     body. `cluster` is the property each gets; `fixed` the size of a record without its texts.
+    With `spans` only those that have the access key `key` and are signed by `secret`, or only the
+    former if there is none; `content` is room for what is signed (`_send_signatures`).
     """
     base, size = source.ctypes.data, len(source)
     found = np.empty(_FOUND, dtype=np.int64)
@@ -71,13 +79,17 @@ def scan_sends(
         if length > size - at - 4:
             break
         body, header_at = length - 4 - header, base + at + 8
-        if body > most_body or not _read_header(header_at, header_at + header, found):
+        if body > most_body or not _read_header(header_at, header_at + header, found, spans):
             break
         raw = found[_SIZE + _I]
         if len(out) - used < raw + 1 + len(cluster):
             break
         text = _unescape(found[_I], found[_I] + raw, out, used)
         if text < 0:
+            break
+        if len(spans) and not is_signed(
+            spans, found[_SPANS], out, used, text, header_at + header, body, key, secret, content
+        ):
             break
         text = _normalise(out, used, text, names)
         if text < 0:
@@ -205,12 +217,14 @@ def _field_of(at: Address, size: Int) -> Int:
 
 
 @compiled
-def _read_header(at: Address, end: Address, found: Rows) -> Truth:
+def _read_header(at: Address, end: Address, found: Rows, spans: Rows) -> Truth:
     """The JSON header of a plain SEND: numbers at their fields' places in `found`; of texts where
     they begin, and their sizes from `_SIZE` on. False if it is not, or not certainly, one.
 
-    A field that is not known is of no use to the usual way either, and passed over.
+    A field that is not known is of no use to the usual way either, and passed over; but all of
+    `extFields` are noted in `spans`, if there is room for any.
     """
+    found[_SPANS] = 0
     found[_J] = found[_HEADER_OPAQUE] = found[_HEADER_FLAG] = 0  # they may be missing
     found[_I] = at
     found[_SIZE + _I] = 0
@@ -229,6 +243,7 @@ def _read_header(at: Address, end: Address, found: Rows) -> Truth:
         to = _plain_end(name, end)
         if to == 0:
             return False
+        name_size = to - name
         at = _skip(to + 1, end)
         if at == end or load1(at) != _COLON:
             return False
@@ -281,6 +296,11 @@ def _read_header(at: Address, end: Address, found: Rows) -> Truth:
                     return False
             elif not _is_word(start, to - start):
                 return False
+        if inside and len(spans):
+            if found[_SPANS] == len(spans) or (kind == _WORD and first == 0x6E):  # null: no field
+                return False
+            note_span(spans, found[_SPANS], name, name_size, start, to - start, field == _I)
+            found[_SPANS] += 1
         if _NUMBERS >> field & 1:
             if kind == _WORD or (kind == _TEXT and field >= _CODE):
                 return False

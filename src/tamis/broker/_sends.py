@@ -9,12 +9,14 @@ errors. Records and answers are the same, byte for byte: tests/broker/test_sends
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import orjson
 
+from ..acl import Access, Known
 from ..errors import StoreError
+from ..filter.engines.tiers import is_plain
 from ..message import Host
 from ..net.aio import Peer
 from ..store._batch import Part, Share, encode_block
@@ -24,6 +26,7 @@ from ..wire.bodies import TopicFilterType
 from ..wire.codes import RequestCode
 from ..wire.command import Command, encode
 from ._send_loops import Bytes, scan_sends, write_answers
+from ._send_signatures import MOST_CONTENT, MOST_SPANS, prepare_secret
 from .config import BrokerConfig, Settings
 from .intake import Intake
 from .stats import Stats
@@ -40,10 +43,19 @@ _CODE_TEXT: Final = b"%d" % RequestCode.SEND_MESSAGE_V2
 _COUNT, _BYTES = int(Share.COUNT), int(Share.BYTES)
 _NEAR: Final = 512  # bytes it is looked for in, to tell other requests apart at no cost
 
+_Signed = tuple[Bytes, Rows, Rows]  # access key, secret, room for fields
+_NO_SECRET: Final[Rows] = np.zeros(0, dtype=np.int64)
+_UNSIGNED: Final[_Signed] = (
+    np.zeros(0, dtype=np.uint8),
+    _NO_SECRET,
+    np.zeros((0, 5), dtype=np.int64),
+)
+
 
 class Sends:
     """`born_host` gives a peer's address as records hold it; `refuse` the answer to one of its
-    requests, by opaque, whose message could not be made safe."""
+    requests, by opaque, whose message could not be made safe. With `access`, only what is signed
+    and allowed is taken: what is not is refused the usual way."""
 
     def __init__(
         self,
@@ -54,6 +66,7 @@ class Sends:
         id_prefix: str,
         born_host: Callable[[Peer], Host],
         refuse: Callable[[Peer, int, StoreError], bytes],
+        access: Access | None = None,
     ) -> None:
         self._settings = settings
         self._intake = intake
@@ -63,45 +76,61 @@ class Sends:
         self._store_v6 = 12 if len(id_prefix) > 16 else 0  # more bytes in a record
         self._born_host = born_host
         self._refuse = refuse
+        self._access = access
+        self._spans: Rows = np.zeros((MOST_SPANS if access is not None else 0, 5), dtype=np.int64)
+        self._content: Bytes = np.zeros(MOST_CONTENT, dtype=np.uint8)
         self._rows: Rows = np.zeros((_MOST_ROWS, len(Part)), dtype=np.int64)
         self._shares: Rows = np.zeros((_MOST_SHARES, len(Share)), dtype=np.int64)
         self._properties: Bytes = np.empty(_PROPERTIES_ROOM, dtype=np.uint8)
         self._config: BrokerConfig | None = None  # that what follows is made of
         self._cluster: Bytes
         self._answer: tuple[Bytes, Rows]  # its unchanging parts and their bounds
-        self._answers: Bytes
-        self._warm_up()
+        self._answers: Bytes = np.empty(2**16, dtype=np.uint8)
+        if not is_plain():
+            self._warm_up()
 
     def take(self, peer: Peer, data: bytes) -> int:
         """Stores plain SENDs that `data` begins with, and answers them when they are safe; gives
         how many bytes they are. The rest is for others."""
+        if is_plain():  # one by one is faster than a loop that is not compiled
+            return 0
         if self._settings.config is not self._config:
             self._prepare(self._settings.config)
         if data.find(_CODE_TEXT, 0, _NEAR) < 0 or not peer.host or not self._is_writable:
             return 0
+        known: Known | None = None
+        if self._access is not None:
+            known = self._access.known(peer)
+            if known is None:  # the usual way gets to know it
+                return 0
         at, size = 0, len(data)
         source = np.frombuffer(data, dtype=np.uint8)
         while at < size:
-            to = self._take(peer, data, source, at)
+            to = self._take(peer, data, source, at, known)
             if to == at:
                 break
             at = to
         return at
 
-    def _take(self, peer: Peer, data: bytes, source: Bytes, at: int) -> int:
+    def _take(self, peer: Peer, data: bytes, source: Bytes, at: int, known: Known | None) -> int:
         config = self._settings.config
         host = self._born_host(peer)
         fixed = 91 + (12 if host.is_v6 else 0) + self._store_v6
         rows, shares = self._rows, self._shares
+        key, secret, spans = self._signed_by(known)
         count, end, share_count, size, largest = scan_sends(
             *(source, at, self._cluster, config.max_message_size, fixed),
             *(self._properties, rows, shares),
+            key,
+            secret,
+            spans,
+            self._content,
         )
         if not count or self._intake.backlog + count > config.send_backlog:
             return at
         rows, shares = rows[:count], shares[:share_count]
         found = shares.tolist()
-        queues = self._queues(data, found)
+        queues = self._queues(data, found, known)
         if queues is None:
             return at
         block = Block(source, self._properties, rows, shares, queues, host, size, largest)
@@ -139,7 +168,22 @@ class Sends:
         for topic, (messages, size) in topics.items():
             self._stats.put(topic, messages, size)
 
-    def _queues(self, data: bytes, found: list[list[int]]) -> list[Queue] | None:
+    def _signed_by(self, known: Known | None) -> _Signed:
+        """The access key, the secret and room for fields, as the loops want them: none for whom
+        nothing is asked of."""
+        if known is None or known.is_white or known.account is None:
+            return _UNSIGNED
+        if known.memo is None:
+            account = known.account
+            key = _bytes(account.access_key.encode()).copy()
+            is_free = known.is_account_white
+            secret = _NO_SECRET if is_free else prepare_secret(account.signer.secret)
+            known.memo = key, secret, self._spans
+        return cast(_Signed, known.memo)
+
+    def _queues(
+        self, data: bytes, found: list[list[int]], known: Known | None
+    ) -> list[Queue] | None:
         """Of each share; None if there is one that needs a closer look (`Sender._check`)."""
         queues = list[Queue]()
         for at, size, queue_id, *_ in found:
@@ -150,6 +194,7 @@ class Sends:
                 or name in NO_SENDING
                 or topic.filter_type is not TopicFilterType.SINGLE_TAG
                 or queue_id >= max(topic.write_queues, topic.read_queues)
+                or (known is not None and not known.may_send(name))
             ):
                 return None
             queues.append((name, queue_id))
@@ -184,12 +229,19 @@ class Sends:
         """The loops are compiled, or loaded, before there is someone waiting."""
         self._prepare(self._settings.config)
         self._config = None
-        self._answers = np.empty(2**16, dtype=np.uint8)
         fields = dict.fromkeys("abcdefgh", "0")
         sample = encode(Command(code=RequestCode.SEND_MESSAGE_V2, fields=fields))
         source = _bytes(sample)
         fixed, rows, shares = 91, self._rows, self._shares
-        scan_sends(source, 0, self._cluster, 0, fixed, self._properties, rows, shares)
+        key, secret, spans = _UNSIGNED
+        scan_sends(
+            *(source, 0, self._cluster, 0, fixed, self._properties, rows, shares),
+            key,
+            secret,
+            spans,
+            self._content,
+        )
+        prepare_secret(b"")
         out, edges = np.empty(2**10, dtype=np.uint8), np.zeros(2, dtype=np.int64)
         head = _bytes(bytes(88))
         encode_block(source, self._properties, rows[:1], shares[:1], head, 0, 0, out, edges)

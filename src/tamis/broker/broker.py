@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from ..acl import AclKeeper
 from ..errors import ConfigError, StoreError
 from ..fate.filters import Filter
 from ..filter.bloom import BloomFilter
@@ -23,11 +26,13 @@ from ..message import Host
 from ..net.aio import Peer
 from ..net.server import Server
 from ..net.tasks import Tasks
+from ..security import ServerTls
 from ..store.dispatch import parse_delay_levels
 from ..store.store import Store
 from ..wire.bodies import TopicConfig
 from . import dispatch, supervisor
 from ._sends import Sends
+from .codelag import CodeLags
 from .config import BrokerConfig, Settings
 from .conflicts import Conflicts
 from .delay import Delays
@@ -57,7 +62,7 @@ from .tending import GivenUp, Tending
 from .topics import Topics
 from .transactions import Transactions
 from .verdicts import Verdicts
-from .warmup import compile_loops
+from .warmup import prepare_loops
 
 __all__ = ["Broker"]
 
@@ -98,6 +103,10 @@ class Broker:
         self.saver = Saver(self._in_thread)
         self.flush_latency = Latency()
         self._flush_failure = ""
+        # by which the filter servers that it starts are known to it
+        self._own_key = f"filter-server-{secrets.token_hex(8)}"
+        self._own_secret = secrets.token_hex(32)
+        self.acl: AclKeeper | None = None
         self.started = now()
         self.port = 0
         self.address = ""
@@ -106,14 +115,17 @@ class Broker:
         """Ready for requests, and registered where it could be, when this returns. Raises OSError
         (the port), StoreError (the directory) and ConfigError. One that does not listen is for
         whom its server adopts."""
-        await compile_loops()
+        await prepare_loops()
         config = self.settings.config
+        self.acl = await self._in_thread(self._read_accounts) if config.acl else None
         self.server = Server(
             {},
             on_close=self._peer_closed,
             idle_seconds=config.idle_seconds,
             most_connections=config.most_connections,
             connection_memory=config.connection_memory,
+            tls=ServerTls.of(config),
+            gate=self.acl.access.check if self.acl is not None else None,
         )
         try:
             await self._start(config, listens)
@@ -169,10 +181,18 @@ class Broker:
         self.stats, self.verdicts = Stats(config.cluster, now), Verdicts(now)
         self.holds, self.locks = Holds(self._clock), Locks(self._clock)
         self.filter_servers = FilterServers(self._clock)
+        self.code_lags = CodeLags()
+        acl_arguments, environment = list[str](), supervisor.environment(config)
+        if self.acl is not None:
+            acl_arguments = ["--acl", str(self.acl.files.file)]
+            environment = supervisor.with_key(
+                environment or os.environ, self._own_key, self._own_secret
+            )
         self.filter_processes = FilterServerProcesses(
             config.filter_servers,
-            [*supervisor.arguments(config, self.port), *self._filter_arguments],
+            [*supervisor.arguments(config, self.port), *self._filter_arguments, *acl_arguments],
             self.background,
+            environment,
         )
         self.queueing = Queueing(store, self.holds, self._clock)
         sync = config.flush == "sync"
@@ -223,12 +243,17 @@ class Broker:
             self.sender.id_prefix,
             born_host,
             self.sender.refuse,
+            self.acl.access if self.acl is not None else None,
         )
         self.registrar = Registrar(
             self.settings, self.topics, self.address, self.filter_servers.list, self.background
         )
         self._connect_parts()
         self.background.keep("saving of tables", self.saver.run)
+        if self.acl is not None:
+            # pulls that wait were allowed by what held before: who sent them may ask again
+            self.acl.on_change = self.holds.answer_all
+            self.background.keep("accounts", self.acl.run)
         await self.server.serve(dispatch.routes(self), self.sends.take)
         self.background.keep("member notices", self.notices.run)
         self.background.keep("departures", self._see_off)
@@ -318,8 +343,17 @@ class Broker:
         except Exception:  # the edge: the next steps are to be done all the same
             log.exception("could not %s", what)
 
+    def _read_accounts(self) -> AclKeeper:
+        """In a thread. Raises ConfigError."""
+        file = self.settings.config.acl_file or self.data / "conf" / "plain_acl.yml"
+        own = supervisor.own_account(self._own_key, self._own_secret)
+        return AclKeeper(file, (own,))
+
     def _peer_closed(self, peer: Peer) -> None:
+        if self.acl is not None:
+            self.acl.access.forget(peer)
         self.filter_servers.drop(peer)
+        self.code_lags.drop(peer)
         self.conflicts.drop(peer)
         self._departed.put_nowait(peer)
 

@@ -10,12 +10,15 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError
 from ..net.buffers import LEAST_MEMORY
+from ..security import INSECURE, ClientTls, Security
+from ..security.settings import security_of, uses_tls
+from ..security.tls import ClientAuth, Mode
 from ..store.config import StoreConfig
 from ..store.dispatch import DELAY_LEVELS
 from ..wire.bodies import Perm
@@ -81,10 +84,12 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """RocketMQ's name of a setting; whether it can be changed while the broker runs."""
+    """RocketMQ's name of a setting; whether it can be changed while the broker runs, and whether
+    nobody is told."""
 
     name: str
     live: bool = False
+    secret: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +105,36 @@ class BrokerConfig:
     nameservers: Annotated[str, Switch("namesrvAddr")] = ""  # host:port;host:port
     metrics_port: Annotated[int, Switch("metricsPort")] = -1  # 0: picked; -1: no metrics
 
+    # TLS, of its port and its metrics. Files are read when it starts, and when they change.
+    tls: Annotated[Mode, Switch("tls.server.mode")] = "disabled"
+    tls_cert: Annotated[str, Switch("tls.server.certPath")] = ""  # with its chain
+    tls_key: Annotated[str, Switch("tls.server.keyPath")] = ""
+    tls_key_password: Annotated[str, Switch("tls.server.keyPassword", secret=True)] = field(
+        default="", repr=False
+    )
+    tls_key_password_file: Annotated[str, Switch("tlsServerKeyPasswordFile")] = ""
+    tls_ca: Annotated[str, Switch("tls.server.trustCertPath")] = ""  # verifies clients
+    tls_client_auth: Annotated[ClientAuth, Switch("tls.server.need.client.auth")] = "none"
+    # TLS of its connections to name servers; on if one of the others is given.
+    nameserver_tls: Annotated[bool, Switch("tls.enable")] = False
+    nameserver_tls_ca: Annotated[str, Switch("tls.client.trustCertPath")] = ""
+    nameserver_tls_verify: Annotated[bool, Switch("tls.client.authServer")] = True
+    nameserver_tls_server_name: Annotated[str, Switch("tlsClientServerName")] = ""
+    nameserver_tls_cert: Annotated[str, Switch("tls.client.certPath")] = ""  # our own
+    nameserver_tls_key: Annotated[str, Switch("tls.client.keyPath")] = ""
+    nameserver_tls_key_password: Annotated[str, Switch("tls.client.keyPassword", secret=True)] = (
+        field(default="", repr=False)
+    )
+    security: Security = INSECURE  # what these make, or what they can't say
+
     # What it allows.
     permission: Annotated[int, Switch("brokerPermission", live=True)] = 6  # 4 read, 2 write
     auto_create_topics: Annotated[bool, Switch("autoCreateTopicEnable", live=True)] = True
     auto_create_groups: Annotated[bool, Switch("autoCreateSubscriptionGroup", live=True)] = True
     default_queues: Annotated[int, Switch("defaultTopicQueueNums")] = 8  # of topics it makes
     reject_transactions: Annotated[bool, Switch("rejectTransactionMessage", live=True)] = False
+    acl: Annotated[bool, Switch("aclEnable")] = False  # requests are to be signed
+    acl_file: Annotated[str, Switch("aclFile")] = ""  # empty: conf/plain_acl.yml of the store
 
     # Filtering.
     sql_filters: Annotated[bool, Switch("enablePropertyFilter", live=True)] = True
@@ -208,9 +237,20 @@ class BrokerConfig:
             raise ConfigError(
                 f"advertise = {self.advertise!r}: it takes a host clients know, without a port"
             )
+        if self.acl_file and not self.acl:
+            object.__setattr__(self, "acl", True)
+        if self.security.tls is None:
+            object.__setattr__(self, "security", replace(self.security, tls=self._client_tls()))
         if self.bitmaps and not self.extensions:
             object.__setattr__(self, "extensions", True)  # it would have nowhere to write them
         self.store()
+
+    def _client_tls(self) -> ClientTls | None:
+        """Raises ConfigError."""
+        names = [one.name for one in fields(self) if one.name.startswith("nameserver_tls")]
+        said = {name.removeprefix("nameserver_"): getattr(self, name) for name in names}
+        said["tls"] = said["tls"] or uses_tls(said)
+        return security_of(said).tls
 
     def store(self) -> StoreConfig:
         """Of the store this broker keeps. It waits for the disk itself when `flush` is sync."""
@@ -266,7 +306,11 @@ class BrokerConfig:
 
     def shown(self) -> dict[str, str]:
         """By RocketMQ's names, as it writes them."""
-        return {switch.name: _show(switch, getattr(self, name)) for name, _, switch in _settings()}
+        return {
+            switch.name: _show(switch, getattr(self, name))
+            for name, _, switch in _settings()
+            if not switch.secret
+        }
 
 
 _MILLISECONDS = (
@@ -282,7 +326,9 @@ _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 @cache
 def _settings() -> tuple[tuple[str, Any, Switch], ...]:
     hints = get_type_hints(BrokerConfig, include_extras=True)
-    return tuple((f.name, *get_args(hints[f.name])) for f in fields(BrokerConfig))
+    return tuple(
+        (f.name, *get_args(hints[f.name])) for f in fields(BrokerConfig) if f.name != "security"
+    )
 
 
 def _read(switch: Switch, kind: Any, key: str, text: str) -> Any:

@@ -180,7 +180,12 @@ class Conflicts:
         if len(refused) < _MOST_REFUSED:
             refused[member.peer] = why
         self.is_needed = True
-        self._consumers.leave(member.peer, group)
+        known = self._consumers.groups.get(group)
+        if known is not None and member.peer in known.members:
+            self._consumers.leave(member.peer, group)
+            if known.members:  # which are not to be filtered by what the refused one wanted
+                known.resubscribe()
+                self.on_united(known)
 
     def is_agreed(self, group: str, peer: Peer, said: Iterable[Subscription]) -> bool:
         """Whether what this member says is what all others say, by policy: then it holds, whatever
@@ -273,10 +278,22 @@ class Conflicts:
         for name, division in list(self.divisions.items()):
             if self.policy(name) != "isolate" and not division.cutovers:
                 self.unite(division)
+        for group in list(self._consumers.groups.values()):
+            if self.policy(group.name) == "reject" and group.name not in self.divisions:
+                self._refuse_later_members(group)
         for name in list(self.refused):
             if self.policy(name) != "reject":  # it is a member again with its next heartbeat
                 del self.refused[name]
         self.is_needed = bool(self.divisions or self.refused)
+
+    def _refuse_later_members(self, group: ConsumerGroup) -> None:
+        """Refuse those that disagree with one that joined before them. Until their next heartbeats
+        messages would be lost."""
+        for member in list(group.members.values()) if not group.agrees() else ():
+            filters = lane_filters(member.subscriptions.values())
+            why = self._why_rejected(group.name, group, None, member, filters)
+            if why is not None:
+                self.refuse(group.name, member, why)
 
     # Lanes.
 
@@ -568,6 +585,8 @@ class Conflicts:
         if lane.commit(queue, offset):
             self.rules.changes += 1
             self._recorder.committed(division.group, *queue, before, offset, peer, lane.id)
+            self.write(division, queue)
+        elif queue not in division.committed:  # the group has no offset yet: tools look for one
             self.write(division, queue)
 
     def offset(self, group: str, peer: Peer, queue: Queue) -> int | None:

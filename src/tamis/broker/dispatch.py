@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ResponseError, StoreError
 from ..net.longwork import Long
 from ..net.server import Answer, Handler, Request, Result, Route
+from ..wire import access
 from ..wire import headers as h
 from ..wire.codes import RequestCode, ResponseCode
 from .handlers import (
+    accounts,
     clients,
     explain,
     groups,
@@ -129,6 +131,7 @@ def routes(b: "Broker") -> Mapping[int, Route]:
                 b.filters,
                 b.conflicts,
                 now=b.puller.clock,  # by which members that fall silent are looked for
+                access=b.acl.access if b.acl is not None else None,
             ),
         ),
         code.UNREGISTER_CLIENT: Route(
@@ -220,6 +223,9 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.GET_MATCHING_LAG: Route(
             h.GetMatchingLag, current(partial(lag.matching_lag, b.readers, b.lags))
         ),
+        code.COUNT_MATCHES: Route(
+            h.CountMatches, current(partial(lag.count_matches, b.settings, b.topics, b.lags))
+        ),
         code.GET_ALL_CONSUMER_OFFSET: Route(None, partial(groups.all_offsets, b.offsets)),
         code.GET_ALL_DELAY_OFFSET: Route(
             None, partial(groups.delay_offsets, lambda: b.delays.offsets)
@@ -301,6 +307,23 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.REGISTER_FILTER_SERVER: Route(
             h.RegisterFilterServer,
             partial(monitor.register_filter_server, name, b.filter_servers),
+        ),
+        # Accounts.
+        code.UPDATE_AND_CREATE_ACL_CONFIG: Route(
+            access.CreateAccessConfig, partial(accounts.put_account, b.acl)
+        ),
+        code.DELETE_ACL_CONFIG: Route(
+            access.DeleteAccessConfig, partial(accounts.delete_account, b.acl)
+        ),
+        code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Route(
+            access.UpdateWhiteAddresses, partial(accounts.put_white_addresses, b.acl)
+        ),
+        code.GET_BROKER_CLUSTER_ACL_INFO: Route(
+            None, partial(accounts.versions, b.settings, b.acl, lambda: b.address)
+        ),
+        code.GET_BROKER_CLUSTER_ACL_CONFIG: Route(None, partial(accounts.all_accounts, b.acl)),
+        code.REPORT_CODE_LAG: Route(
+            h.ReportCodeLag, partial(lag.report_code_lag, b.filter_servers, b.code_lags)
         ),
     }
     return table

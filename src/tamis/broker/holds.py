@@ -115,7 +115,8 @@ class Holds:
         return pull.is_due and pull.resume()
 
     def answer_all(self) -> None:
-        """The broker stops. Raises nothing: what follows has to be done."""
+        """The broker stops, or who may pull has changed. Raises nothing: what follows has to be
+        done."""
 
         def expire(pull: Holdable) -> bool:
             pull.expire()

@@ -24,7 +24,7 @@ from .blockcounts import UNKNOWN, BlockCounts, Matches
 from .handlers.queries import store_time
 from .readers import Reader, ReaderFilter
 
-__all__ = ["BLOCK", "Lags", "QueueLag", "TotalLag", "totals"]
+__all__ = ["BLOCK", "Lags", "QueueLag", "TotalLag", "range_counts", "range_readers", "totals"]
 
 BLOCK: Final = 16_384  # messages whose count is remembered as one number
 _MOST_MEMORY: Final = 64 * 2**20  # bytes of what is remembered
@@ -33,6 +33,7 @@ _MOST_TOGETHER: Final = 128  # filters of one pass: a block takes a few hundredt
 _UNCHECKED: Final = 256  # filters and queues more, before memory is looked at again
 _SETS: Final = 16  # of filters that are kept compiled for passes
 _TURN: Final = 0.05  # seconds that one question keeps others waiting
+_EDGES: Final = ("begin", "end")  # of a range: names of readers
 _FIRST_PIECE: Final = 256  # messages looked at for the next match; then more and more
 
 Steps = Generator[None, None, "list[QueueLag]"]
@@ -111,6 +112,30 @@ def totals(rows: Iterable[QueueLag]) -> dict[tuple[str, str], TotalLag]:
             total.matching = None
         if row.next_match_stored is not None:
             total.oldest = min(row.next_match_stored, total.oldest or row.next_match_stored)
+    return made
+
+
+def range_readers(
+    topic: str, by: ReaderFilter, ranges: Mapping[int, tuple[int, int]]
+) -> list[Reader]:
+    """Readers that stand at both edges of ranges of offsets, by queue. See `range_counts`."""
+    return [
+        Reader(name, topic, ranges, {queue: edges[at] for queue, edges in ranges.items()}, by)
+        for at, name in enumerate(_EDGES)
+    ]
+
+
+def range_counts(rows: Iterable[QueueLag]) -> dict[int, int | None]:
+    """Return how many messages match between two `range_readers`, by queue: what the first has
+    before it and the second has not. None if there was no time to count to the end."""
+    counted: dict[int, dict[str, int | None]] = {}
+    for row in rows:
+        edges = counted.setdefault(row.queue, {})
+        edges[row.group] = row.matching_lag if row.is_complete else None
+    made: dict[int, int | None] = {}
+    for queue, edges in counted.items():
+        begin, end = (edges[name] for name in _EDGES)
+        made[queue] = None if begin is None or end is None else max(begin - end, 0)
     return made
 
 

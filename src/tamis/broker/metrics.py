@@ -7,7 +7,7 @@ a number may be a moment younger than the one before it. Nothing here makes the 
 import threading
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,14 +18,17 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from .. import __version__
+from ..net.http import HttpServer
 from .broker import Broker
-from .lag import totals
+from .codelag import CodeLag
+from .lag import TotalLag, totals
 
 __all__ = ["Exporter"]
 
 
 class Exporter:
-    """Listens from the start to `close`, on the broker's `bind` and `metrics_port`. Raises OSError.
+    """Listens from the start to `close`, on the broker's `bind` and `metrics_port`, with the
+    broker's TLS. Raises OSError.
 
     To be closed before the broker; from another thread than the loop's, or it waits for a scrape.
     """
@@ -36,13 +39,15 @@ class Exporter:
         ProcessCollector(registry=registry)
         self._collector = _BrokerCollector(broker)
         registry.register(self._collector)
-        self._server, self._thread = start_http_server(config.metrics_port, config.bind, registry)
-        self.port: int = self._server.server_port
+        self._server = HttpServer(
+            *(config.bind, config.metrics_port, make_wsgi_app(registry)),
+            broker.server.certificate,
+        )
+        self.port = self._server.port
+        self.scheme = self._server.scheme
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
         self._collector.close()
 
 
@@ -169,6 +174,15 @@ class _BrokerCollector(Collector):
              broker.quotas.refused),
         ):  # fmt: skip
             yield CounterMetricFamily(f"tamis_{name}", what, value)
+        tls = server.handshakes
+        for name, what, value in (
+            ("handshakes", "Completed.", tls.completed if tls is not None else 0),
+            ("handshakes_failed", "Not completed; or TLS failed afterwards.",
+             tls.failed if tls is not None else 0),
+            ("plain_refused", "Connections closed: they do not speak TLS.",
+             tls.refused if tls is not None else 0),
+        ):  # fmt: skip
+            yield CounterMetricFamily(f"tamis_tls_{name}", what, value)
 
     def _verdicts(self) -> Iterator[Metric]:
         families = {
@@ -181,9 +195,9 @@ class _BrokerCollector(Collector):
         yield from families.values()
 
     def _lags(self) -> Iterator[Metric]:
-        """Yield the lags. A group whose filter the broker does not know or can't run has no
-        matching lag, nor has one, for a scrape or a few, with more to count than a scrape has
-        time for."""
+        """Yield the lags. A group whose filter the broker does not know has no matching lag, nor
+        has one, for a scrape or a few, with more to count than a scrape has time for. Of a filter
+        in code it is what a filter server counted."""
         labels = ["group", "topic"]
         lag = GaugeMetricFamily(
             "tamis_group_lag", "Messages after those the group has committed.", labels=labels
@@ -198,11 +212,19 @@ class _BrokerCollector(Collector):
         )
         now = int(self._broker.now() * 1000)
         rows = self._broker.lags.count(self._broker.readers.listed(), _COUNTING)
+        code = {
+            (row.group, row.topic): row.filter.text
+            for row in rows
+            if row.filter is not None and row.filter.kind == "CODE" and not row.lane
+        }
         for key, total in totals(rows).items():
             lag.add_metric(key, total.lag)
-            if total.matching is not None:
-                matching.add_metric(key, total.matching)
-                waited = 0 if total.oldest is None else max(now - total.oldest, 0)
+            counted: TotalLag | CodeLag | None = total
+            if key in code:
+                counted = self._broker.code_lags.get(*key, code[key])
+            if counted is not None and counted.matching is not None:
+                matching.add_metric(key, counted.matching)
+                waited = 0 if counted.oldest is None else max(now - counted.oldest, 0)
                 age.add_metric(key, waited / 1000)
         yield lag
         yield matching

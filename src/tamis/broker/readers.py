@@ -128,6 +128,10 @@ class Readers:
             by, _ = self._filter(here.subscriptions.get(topic), group, topic)
             return Reader(group, topic, queues, None, by, _BROADCASTING)
         by, unknown = None, _LEFT
+        if here is not None and any(
+            topic in one.subscriptions for one in list(here.members.values())
+        ):
+            unknown = _OVERRULED
         if here is None or not here.subscriptions or topic in here.subscriptions:
             one = here.subscriptions.get(topic) if here is not None else None
             by, unknown = self._filter(one, group, topic)
@@ -190,6 +194,9 @@ def last_filter(history: GroupHistory | None) -> tuple[str, str] | None:
 
 _BROADCASTING: Final = "it is broadcasting: each member keeps its own offsets"
 _LEFT: Final = "the group has members, and none of them subscribes to the topic any more"
+_OVERRULED: Final = (
+    "the last heartbeat of the group names other topics, and decides for all members"
+)
 _OFFLINE: Final = "the group has no members, and its last filter is not known"
 _CODE: Final = "its filter is code, which a filter server runs and the broker can't"
 _RETRIES: Final = "retries are filtered by what the group wants of their first topics"

@@ -16,6 +16,7 @@ from typing import Final
 from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from ..net.aio import Peer, connect, parse_address
 from ..net.tasks import Tasks
+from ..security import Security
 from ..wire import beans
 from ..wire.bodies import DataVersion, KvTable, Perm, Registration, TopicConfig, TopicTable
 from ..wire.codes import RequestCode, ResponseCode
@@ -82,6 +83,10 @@ class Registrar:
 
     async def close(self) -> None:
         await asyncio.gather(*(server.leave() for server in self._servers))
+
+    @property
+    def security(self) -> Security:
+        return self._settings.config.security
 
     @property
     def state(self) -> object:
@@ -212,7 +217,7 @@ class _NameServer:
             await self._register(topics)
         except LocalProtocolError as error:
             self._failed(f"it can't be told of the topics: {error}")
-        except (OSError, TimeoutError, RemoteProtocolError, ValueError) as error:
+        except (ConfigError, OSError, TimeoutError, RemoteProtocolError, ValueError) as error:
             self._failed(str(error) or "no answer in time")
         except Exception as error:  # the edge: the start of a broker does not depend on it
             log.exception("name server %s: not registered", self.address)
@@ -224,7 +229,7 @@ class _NameServer:
 
     async def _register(self, topics: list[TopicConfig] | None) -> None:
         if self._peer is None or self._peer.is_closed:
-            self._peer = await connect(self.address)
+            self._peer = await connect(self.address, security=self._registrar.security)
             topics, self._known = None, None
         state = self._registrar.state
         is_known = topics is None and state == self._known

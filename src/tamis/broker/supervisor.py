@@ -12,22 +12,37 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from ..acl import Account
 from ..errors import ConfigError
 from ..net.tasks import Tasks
 from .config import BrokerConfig
 
-__all__ = ["FilterServerProcesses", "arguments"]
+__all__ = [
+    "KEY_PASSWORD_VARIABLE",
+    "FilterServerProcesses",
+    "arguments",
+    "environment",
+    "own_account",
+    "with_key",
+]
 
 log = logging.getLogger(__name__)
 
+ACCESS_VARIABLE: Final = "TAMIS_ACCESS_KEY"  # as clients and tools take them
+SECRET_VARIABLE: Final = "TAMIS_SECRET_KEY"
+_OTHER_KEYS: Final = (
+    *("TAMIS_PROFILE", "TAMIS_SECRET_KEY_FILE"),
+    *("TAMIS_SECURITY_TOKEN", "TAMIS_SECURITY_TOKEN_FILE"),
+)
 _FIRST: Final = 0.5  # seconds after the broker's start: clients are served first
 _PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # after the first, second, ... end
 _HEALTHY: Final = 60.0  # one that ran this long begins with the first pause again
 _PATIENCE: Final = 5.0  # seconds to stop in; then it is killed
+KEY_PASSWORD_VARIABLE: Final = "TAMIS_TLS_KEY_PASSWORD"
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
@@ -43,14 +58,57 @@ def arguments(config: BrokerConfig, port: int) -> list[str]:
         made += ["--advertise", config.advertise]
     if config.nameservers:
         made += ["--nameserver", config.nameservers]
+    if config.tls != "disabled":
+        made += _tls_arguments(config)
     return [*made, *given]
+
+
+def _tls_arguments(config: BrokerConfig) -> list[str]:
+    """As ours. A password that is in no file is told by the environment: see `environment`."""
+    options = {
+        "--tls": config.tls,
+        "--tls-cert": config.tls_cert,
+        "--tls-key": config.tls_key,
+        "--tls-key-password-file": config.tls_key_password_file,
+        "--tls-ca": config.tls_ca,
+        "--tls-client-auth": config.tls_client_auth,
+    }
+    return [part for name, value in options.items() if value for part in (name, value)]
+
+
+def environment(config: BrokerConfig) -> dict[str, str] | None:
+    """Return the environment of a filter server's process; None if it is to have ours."""
+    if config.tls == "disabled" or not config.tls_key_password:
+        return None
+    return {**os.environ, KEY_PASSWORD_VARIABLE: config.tls_key_password}
+
+
+def own_account(key: str, secret: str) -> Account:
+    """Return the account of filter servers that the broker starts: it reads all topics, and sends
+    back for all groups. It is in no file, and holds until the broker ends."""
+    return Account(access_key=key, secret_key=secret, default_topic="SUB", default_group="SUB")
+
+
+def with_key(environment: Mapping[str, str], key: str, secret: str) -> dict[str, str]:
+    """The environment of a filter server that signs what it asks, by this key alone."""
+    made = {name: value for name, value in environment.items() if name not in _OTHER_KEYS}
+    return {**made, ACCESS_VARIABLE: key, SECRET_VARIABLE: secret}
 
 
 class FilterServerProcesses:
     """From `start` to `close`."""
 
-    def __init__(self, count: int, given: Sequence[str], tasks: Tasks) -> None:
+    def __init__(
+        self,
+        count: int,
+        given: Sequence[str],
+        tasks: Tasks,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment`: of the processes; None: ours. It has what others must not see in a list
+        of processes."""
         self._count = count
+        self._environment = environment
         self._command = [*_python(), "-m", "tamis", "filterserver", "--with-stdin", *given]
         self._tasks = tasks
         self._watching: list[asyncio.Task[None]] = []
@@ -90,6 +148,7 @@ class FilterServerProcesses:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,  # its log goes where ours does
                 start_new_session=True,  # Ctrl-C is for us: we stop it
+                env=self._environment,
             )
         except OSError as error:
             return f"can't be started: {error}"

@@ -1,17 +1,23 @@
-"""Compiles what is compiled before the first request comes, not while it waits.
+"""Makes sure that no request waits for a compiler.
 
 numba compiles a loop when it is first called, which takes seconds, and keeps it for later ones;
 even then loading all of them takes some tenths of a second. Once a process, before its first broker
-serves, messages are sent through one that is thrown away and that nobody else can reach.
+serves, messages are sent through one that is thrown away and that nobody else can reach
+(`compile_loops`). On a machine where nothing is compiled yet that would take half a minute: there
+the broker serves at once, by loops in plain Python, while another process compiles them
+(`prepare_loops`).
 """
 
+import asyncio
 import logging
+import os
 import socket
 import tempfile
 from dataclasses import replace
 from typing import Final
 
-from ..errors import Error
+from ..errors import ConfigError, Error
+from ..filter.engines import tiers, warming
 from ..net.aio import connect_pair
 from ..wire import beans, command, record
 from ..wire import headers as h
@@ -20,16 +26,47 @@ from ..wire.codes import PullFlag, RequestCode
 from ..wire.command import Command
 from .config import BrokerConfig
 
-__all__ = ["compile_loops"]
+__all__ = ["compile_loops", "prepare_loops"]
 
 log = logging.getLogger(__name__)
 
 _COMPILING: Final = 120.0  # seconds, at the most, on a slow machine
+# Read here and not by `cli`, for a broker of a test has no other way to be told; as numba's own
+# settings are. plain: never compile. wait: compile before serving.
+_CHOICE: Final = "TAMIS_LOOPS"
 _begun = False
 
 
+async def prepare_loops() -> None:
+    """Load what is compiled; if that is not everything, begin to compile it, and go on without.
+    Does nothing but once a process."""
+    choice = os.environ.get(_CHOICE, "")
+    if choice not in ("", "plain", "wait"):
+        raise ConfigError(f"{_CHOICE}={choice}: it is plain, wait or not set")
+    if _begun or tiers.is_plain():
+        return
+    if choice == "plain":
+        log.warning("loops are not compiled, for %s is plain: all will be slow", _CHOICE)
+        tiers.run_plain()
+    elif await asyncio.to_thread(warming.is_warm):
+        await compile_loops()
+    elif choice == "wait":
+        log.info("loading loops; those that are not compiled yet are compiled first")
+        await compile_loops()
+    else:
+        log.warning(
+            "first start on this machine: compiling loops in the background, for about 40 s, once; "
+            "until then messages take longer (`tamis warm` compiles beforehand)"
+        )
+        warming.begin(_tell)
+
+
+def _tell() -> None:
+    log.info("loops are compiled: messages are served at full speed")
+
+
 async def compile_loops() -> None:
-    """Does nothing but once a process."""
+    """Compile or load what a broker runs. Does nothing but once a process."""
     global _begun
     if _begun:
         return

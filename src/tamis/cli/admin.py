@@ -2,12 +2,14 @@
 
 import sys
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from .connecting import Cluster, cluster_options, with_admin
 from .lag import by_topic, lag, lag_fields, matching_text, next_match_text, print_totals
-from .options import echo_json, json_option, nameserver_option, parse_time, with_admin
+from .options import echo_json, json_option, parse_time
 from .tables import print_table, time_text
 
 if TYPE_CHECKING:
@@ -48,20 +50,20 @@ def topics() -> None:
 
 @topics.command("list")
 @_all
-@nameserver_option
+@cluster_options
 @json_option
-def list_topics(everything: bool, nameserver: str, as_json: bool) -> None:
+def list_topics(everything: bool, target: Cluster, as_json: bool) -> None:
     """The topics there are."""
-    _list("topic", with_admin(nameserver, lambda admin: admin.topics(all=everything)), as_json)
+    _list("topic", with_admin(target, lambda admin: admin.topics(all=everything)), as_json)
 
 
 @topics.command("show")
 @click.argument("name")
-@nameserver_option
+@cluster_options
 @json_option
-def show_topic(name: str, nameserver: str, as_json: bool) -> None:
+def show_topic(name: str, target: Cluster, as_json: bool) -> None:
     """Where a topic is, what is in it and who consumes it."""
-    info = with_admin(nameserver, lambda admin: admin.topic(name))
+    info = with_admin(target, lambda admin: admin.topic(name))
     if as_json:
         echo_json(_topic(info))
         return
@@ -96,7 +98,7 @@ def show_topic(name: str, nameserver: str, as_json: bool) -> None:
 @_cluster
 @_broker
 @_yes
-@nameserver_option
+@cluster_options
 @json_option
 def create_topic(
     name: str,
@@ -106,7 +108,7 @@ def create_topic(
     cluster: str | None,
     broker: str | None,
     yes: bool,
-    nameserver: str,
+    target: Cluster,
     as_json: bool,
 ) -> None:
     """Create a topic, or change it, on all brokers.
@@ -116,7 +118,7 @@ def create_topic(
     """
     if not yes and queues >= 1:
         count, messages = with_admin(
-            nameserver, lambda admin: _beyond(admin, name, queues, cluster, broker)
+            target, lambda admin: _beyond(admin, name, queues, cluster, broker)
         )
         if messages:
             _confirm(
@@ -125,7 +127,7 @@ def create_topic(
                 yes,
             )
     made = with_admin(
-        nameserver,
+        target,
         lambda admin: admin.create_topic(
             name,
             queues=queues,
@@ -169,11 +171,11 @@ async def _beyond(
 @topics.command("delete")
 @click.argument("name")
 @_yes
-@nameserver_option
-def delete_topic(name: str, yes: bool, nameserver: str) -> None:
+@cluster_options
+def delete_topic(name: str, yes: bool, target: Cluster) -> None:
     """Delete a topic and its messages, on all brokers."""
     _confirm(f"Delete topic {name} and its messages?", yes)
-    with_admin(nameserver, lambda admin: admin.delete_topic(name))
+    with_admin(target, lambda admin: admin.delete_topic(name))
     _say(f"topic {name} is deleted")
 
 
@@ -216,27 +218,35 @@ groups.add_command(lag)
 
 @groups.command("list")
 @_all
-@nameserver_option
+@cluster_options
 @json_option
-def list_groups(everything: bool, nameserver: str, as_json: bool) -> None:
+def list_groups(everything: bool, target: Cluster, as_json: bool) -> None:
     """The groups brokers know."""
-    _list("group", with_admin(nameserver, lambda admin: admin.groups(all=everything)), as_json)
+    _list("group", with_admin(target, lambda admin: admin.groups(all=everything)), as_json)
 
 
 @groups.command("show")
 @click.argument("name")
-@nameserver_option
+@cluster_options
 @json_option
-def show_group(name: str, nameserver: str, as_json: bool) -> None:
+def show_group(name: str, target: Cluster, as_json: bool) -> None:
     """Who is in a group, what each subscribes to, whether they agree, and what waits for it."""
     from ..client.subscriptions import shown
 
-    async def ask(admin: "Admin") -> tuple["GroupInfo", list["MatchingLag"]]:
-        return await admin.group(name), await admin.matching_lag(name, seconds=_COUNTING)
+    async def ask(
+        admin: "Admin",
+    ) -> tuple["GroupInfo", list["MatchingLag"], dict[str, dict[str, Any]]]:
+        info, behind = await admin.group(name), await admin.matching_lag(name, seconds=_COUNTING)
+        rules = await admin.group_rules(name)
+        return info, behind, {one["broker"]: one["groups"][0] for one in rules}
 
-    info, behind = with_admin(nameserver, ask)
+    info, behind, rules = with_admin(target, ask)
+    split = {broker for broker, one in rules.items() if one["lanes"]}
+    refused = sorted({why for one in rules.values() for why in one["refused"]})
+    policies = sorted({one["policy"] for one in rules.values()})
     if as_json:
-        echo_json(_group(info) | {"lag": _topic_lags(behind)})
+        more = {"lag": _topic_lags(behind), "policies": policies, "refused": refused}
+        echo_json(_group(info, split) | more)
         return
     how: tuple[str, ...] = ("offline",)
     if info.is_online:
@@ -245,6 +255,8 @@ def show_group(name: str, nameserver: str, as_json: bool) -> None:
     click.echo(f"at       {', '.join(info.brokers)}")
     click.echo(f"is       {', '.join(how)}")
     click.echo(f"retries  {info.retries}")
+    if policies:
+        click.echo(f"policy   {', '.join(policies)}")
     if info.subscriptions:
         click.echo()
         rows = [(topic, shown(one)) for topic, one in info.subscriptions.items()]
@@ -264,10 +276,16 @@ def show_group(name: str, nameserver: str, as_json: bool) -> None:
             for one in info.members
         ]
         print_table(("member", "address", "language", "version", "subscribes to"), members)
-    if info.mismatches:
+    if info.mismatches or refused:
         click.echo()
     for one in info.mismatches:
-        click.echo(f"{click.style('mismatch', fg='red')}: {one}; messages are lost")
+        if one.broker in split:
+            told = "; each member is served by its own subscription, so nothing is lost"
+            click.echo(f"{click.style('mismatch', fg='yellow')}: {one}{told}")
+        else:
+            click.echo(f"{click.style('mismatch', fg='red')}: {one}; messages are lost")
+    for why in refused:
+        click.echo(f"{click.style('refused', fg='red')}: {why}")
 
 
 @groups.command("create")
@@ -282,19 +300,19 @@ def show_group(name: str, nameserver: str, as_json: bool) -> None:
 )
 @_cluster
 @_broker
-@nameserver_option
+@cluster_options
 @json_option
 def create_group(
     name: str,
     retries: int,
     cluster: str | None,
     broker: str | None,
-    nameserver: str,
+    target: Cluster,
     as_json: bool,
 ) -> None:
     """Create a group, or change it, on all brokers."""
     made = with_admin(
-        nameserver,
+        target,
         lambda admin: admin.create_group(name, retries=retries, cluster=cluster, broker=broker),
     )
     if as_json:
@@ -306,15 +324,15 @@ def create_group(
 @groups.command("delete")
 @click.argument("name")
 @_yes
-@nameserver_option
-def delete_group(name: str, yes: bool, nameserver: str) -> None:
+@cluster_options
+def delete_group(name: str, yes: bool, target: Cluster) -> None:
     """Delete a group without members, its offsets and its retries; dead letters stay."""
     _confirm(f"Delete group {name} and how far it has come?", yes)
-    with_admin(nameserver, lambda admin: admin.delete_group(name))
+    with_admin(target, lambda admin: admin.delete_group(name))
     _say(f"group {name} is deleted")
 
 
-def _group(info: "GroupInfo") -> dict[str, Any]:
+def _group(info: "GroupInfo", split: Collection[str]) -> dict[str, Any]:
     return {
         "group": info.name,
         "brokers": info.brokers,
@@ -343,6 +361,7 @@ def _group(info: "GroupInfo") -> dict[str, Any]:
                 "topic": one.topic,
                 "member": one.member and one.member.expression,
                 "effective": one.effective and one.effective.expression,
+                "loses_messages": one.broker not in split,
             }
             for one in info.mismatches
         ],
@@ -404,9 +423,9 @@ def offsets() -> None:
 @offsets.command("show")
 @click.argument("group")
 @click.option("--topic", help="Of this topic only.")
-@nameserver_option
+@cluster_options
 @json_option
-def show_offsets(group: str, topic: str | None, nameserver: str, as_json: bool) -> None:
+def show_offsets(group: str, topic: str | None, target: Cluster, as_json: bool) -> None:
     """How far a group is in each queue, and what lies before it.
 
     `matching` counts the messages of the lag that the group's filter matches, where that is known;
@@ -417,7 +436,7 @@ def show_offsets(group: str, topic: str | None, nameserver: str, as_json: bool) 
         progress = await admin.offsets(group, topic)
         return progress, await admin.matching_lag(group, topic, seconds=_COUNTING)
 
-    found, counted = with_admin(nameserver, ask)
+    found, counted = with_admin(target, ask)
     matching, now = {row.queue: row for row in counted if not row.lane}, time.time()
     if as_json:
         for one in found:
@@ -469,7 +488,7 @@ def _progress(one: "QueueProgress") -> dict[str, Any]:
 @click.option("--only-back", is_flag=True, help="Leave queues that would go forward.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @_yes
-@nameserver_option
+@cluster_options
 @json_option
 def reset_offsets(
     group: str,
@@ -479,7 +498,7 @@ def reset_offsets(
     only_back: bool,
     dry_run: bool,
     yes: bool,
-    nameserver: str,
+    target: Cluster,
     as_json: bool,
 ) -> None:
     """Let a group go on elsewhere in a topic.
@@ -493,12 +512,12 @@ def reset_offsets(
         committed = {one.queue: one.committed for one in await admin.offsets(group, topic)}
         return committed, await admin.planned_offsets(group, topic, **given)
 
-    before, after = with_admin(nameserver, plan)
+    before, after = with_admin(target, plan)
     if not dry_run:
         if not yes:
             _print_moves(before, after, as_json=False, err=True)
             _confirm(f"Reset group {group} in {topic} so?", yes)
-        after = with_admin(nameserver, lambda a: a.reset_offsets(group, topic, **given))
+        after = with_admin(target, lambda a: a.reset_offsets(group, topic, **given))
     _print_moves(before, after, as_json=as_json)
 
 

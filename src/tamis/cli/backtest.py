@@ -9,7 +9,8 @@ from click.core import ParameterSource
 from ..errors import ConfigError
 from ..filter import Dialect, parse
 from ..filter.tags import parse_tags
-from .options import check_spark, nameserver_option, parse_time
+from .connecting import Cluster, cluster_options
+from .options import check_spark, parse_time
 from .pipeline import parse_settings
 
 __all__ = ["backtest"]
@@ -21,7 +22,7 @@ __all__ = ["backtest"]
 @click.option("--since", default="earliest", show_default=True, help="7d (so long ago), or a time.")
 @click.option("--until", default="now", show_default=True, help="As --since; not included.")
 @click.option("--against", metavar="EXPR", help="The old filter: what is gained and lost.")
-@nameserver_option
+@cluster_options
 @click.option("--store", metavar="DIR", help="A broker's store, instead of a name server.")
 @click.option("--archive", metavar="DIR", help="An archive, instead of a name server.")
 @click.option("--tags", is_flag=True, help="Tag expressions (a || b), not SQL92.")
@@ -51,7 +52,7 @@ def backtest(
     since: str,
     until: str,
     against: str | None,
-    nameserver: str,
+    target: Cluster,
     store: str | None,
     archive: str | None,
     tags: bool,
@@ -92,7 +93,8 @@ def backtest(
     from ..pipeline.runner import Report
 
     source = Source(
-        nameserver=None if store or archive else nameserver,
+        nameserver=None if store or archive else target.nameserver,
+        connection={} if store or archive else target.source_options(),
         store=store,
         archive=archive,
         topics=topics,

@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from ..errors import CodeError, ConfigError, Error, SandboxError
 from ..filter.logic import Outcome
+from .connecting import NAMES, bare_cluster_options, find_cluster
 from .newest import StoredRecord, read_newest
 from .options import echo_json, parse_limits, parse_modules, run
 
@@ -53,15 +54,7 @@ _OPTIONS: Final = (
         metavar="N",
         help="With --topic: how many.",
     ),
-    click.option(
-        "--nameserver",
-        metavar="HOST:PORT",
-        envvar="NAMESRV_ADDR",
-        show_envvar=True,
-        default="127.0.0.1:9876",
-        show_default=True,
-        help="With --topic: name server address; separate several with ';'.",
-    ),
+    bare_cluster_options,
     click.option("--tag", metavar="TAG", help="With --code: the message's tag."),
     click.option("--keys", multiple=True, metavar="KEY", help="With --code. May be repeated."),
     click.option("--body", metavar="TEXT", help="With --code: the message's body."),
@@ -89,11 +82,12 @@ _OPTIONS: Final = (
     ),
 )
 _OF_CODE: Final = (
-    *("topic", "last", "nameserver", "tag", "keys", "body", "group", "isolation", "limits"),
+    *NAMES,
+    *("topic", "last", "tag", "keys", "body", "group", "isolation", "limits"),
     "modules",
 )
 _OF_EXPRESSIONS: Final = ("tags", "dialect", "strict")
-_OF_TOPICS: Final = ("last", "nameserver")
+_OF_TOPICS: Final = ("last", *NAMES)
 _OF_MESSAGES: Final = ("pairs", "tag", "keys", "body")
 
 
@@ -112,7 +106,7 @@ def check_options(context: click.Context) -> None:
             name = parameter.name or ""
             is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
             if name in names and is_given:
-                return parameter.opts[-1 if parameter.opts[0] == "-p" else 0]
+                return parameter.opts[-1 if len(parameter.opts[0]) == 2 else 0]
         return None
 
     if context.params["code"] is None:
@@ -155,7 +149,8 @@ def test_code(properties: dict[str, str], options: Mapping[str, Any], as_json: b
             trial.judge("", given)
             return _show_given(trial, as_json)
         unread = list[Error]()
-        newest = run(read_newest(options["nameserver"], topic, options["last"], unread.append))
+        target = find_cluster(options)
+        newest = run(read_newest(target, topic, options["last"], unread.append))
         for one in unread:
             click.echo(f"tamis: {one}", err=True)
         if newest.is_cut:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ..errors import CodeError, Error, UnreadableMessage
-from .options import nameserver_option, parse_time, run
+from .connecting import Cluster, cluster_options
+from .options import parse_time, run
 from .printing import shower
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _READER: Final = "TOOLS_CONSUMER"  # every broker has this group: nothing is lef
 
 @click.command(short_help="Print the messages of a topic.")
 @click.argument("topic")
-@nameserver_option
+@cluster_options
 @click.option("--group", help="Take part in it, and save how far it came. Without, all is read.")
 @click.option("--tags", metavar="EXPR", help="As in a subscription: A || B.")
 @click.option("--sql", metavar="EXPR", help="A SQL92 filter.")
@@ -74,7 +75,7 @@ _READER: Final = "TOOLS_CONSUMER"  # every broker has this group: nothing is lef
 )
 def consume(
     topic: str,
-    nameserver: str,
+    target: Cluster,
     group: str | None,
     tags: str | None,
     sql: str | None,
@@ -120,7 +121,7 @@ def consume(
         topic, group, tags, sql, code, start, timestamp, count, idle, is_following, max_body_size
     )
     try:
-        if not run(_consume(nameserver, wanted, shower(form))):
+        if not run(_consume(target, wanted, shower(form))):
             raise click.exceptions.Exit(1)
     except KeyboardInterrupt:
         if not is_following or count is not None:
@@ -148,7 +149,7 @@ class _Wanted:
 
 
 async def _consume(
-    nameserver: str, wanted: _Wanted, show: "Callable[[ReceivedMessage], bytes]"
+    target: Cluster, wanted: _Wanted, show: "Callable[[ReceivedMessage], bytes]"
 ) -> bool:
     """Returns whether all messages could be read."""
     from ..client import Consumer, ConsumerConfig
@@ -164,10 +165,10 @@ async def _consume(
     assert task is not None
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not everywhere
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    config = ConsumerConfig(start="first", auto_commit=wanted.group is not None)
+    config = target.config(ConsumerConfig, start="first", auto_commit=wanted.group is not None)
     if wanted.max_body_size is not None:
         config = replace(config, max_body_size=wanted.max_body_size)
-    consumer = Consumer(nameserver, wanted.group or _READER, config=config)
+    consumer = Consumer(target.nameserver, wanted.group or _READER, config=config)
     try:
         if wanted.group is None:
             queues = await consumer.queues(wanted.topic)

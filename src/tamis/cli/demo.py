@@ -155,7 +155,7 @@ def play(connect: Connect, *, spark: bool = True) -> None:
             if spark:
                 with _step("the pipeline", BrokenPipeError):
                     _title("The pipeline, on Spark: the same filters in bulk and over history")
-                    _demo_spark.show(cluster.nameserver, _make_orders, _line)
+                    _demo_spark.show(_make_orders, _line)
     for warning in warnings:
         if warning.name != _VERDICTS:
             click.echo(f"warning: {warning.getMessage()}", err=True)

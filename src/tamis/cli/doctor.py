@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .options import echo_json, json_option, nameserver_option, run
+from .connecting import Cluster, cluster_options
+from .options import echo_json, json_option, run
 
 if TYPE_CHECKING:
     from ..doctor import ClusterFacts, Finding, Unchecked
@@ -27,18 +28,20 @@ _TIMES: Final = frozenset(["since", "until", "time", "newest", "recent_since", "
     metavar="SECONDS",
     help="Stop asking servers after so long; what was not asked is listed.",
 )
-@nameserver_option
+@cluster_options
 @json_option
-def doctor(group: str | None, timeout: float, nameserver: str, as_json: bool) -> None:
+def doctor(group: str | None, timeout: float, target: Cluster, as_json: bool) -> None:
     """Examine a cluster, Tamis's or Apache RocketMQ's, and print what is wrong in it.
 
     Each finding has its evidence, how bad it is (serious, warning or info), and the command that
     mends it. Nothing is changed. Exit code 0: nothing serious, 1: something is, or the name server
     can't be reached.
     """
+    from ..client import ClientConfig
     from ..doctor import Severity, examine, gather
 
-    facts = run(gather(nameserver, group=group, timeout=timeout))
+    config = target.config(ClientConfig, timeout=5.0)
+    facts = run(gather(target.nameserver, group=group, timeout=timeout, config=config))
     findings = examine(facts)
     if as_json:
         _print_json(findings, facts.unchecked)

@@ -1,11 +1,13 @@
 """`tamis explain`: why a message was, or was not, consumed by each group."""
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .options import echo_json, json_option, nameserver_option, run
+from .connecting import Cluster, cluster_options
+from .options import echo_json, json_option, run
 
 if TYPE_CHECKING:
     from ..fate import Judgement
@@ -20,7 +22,7 @@ __all__ = ["explain", "print_cards"]
 @click.option("--queue", metavar="[BROKER:]ID", help="Of the message, with --topic and --offset.")
 @click.option("--offset", type=click.IntRange(min=0), help="Of the message in its queue.")
 @click.option("--group", help="Explain this group only.")
-@nameserver_option
+@cluster_options
 @json_option
 def explain(
     message_id: str | None,
@@ -29,7 +31,7 @@ def explain(
     queue: str | None,
     offset: int | None,
     group: str | None,
-    nameserver: str,
+    target: Cluster,
     as_json: bool,
 ) -> None:
     """Say why a message was, or was not, consumed by the groups of its topic.
@@ -42,7 +44,7 @@ def explain(
 
     Exit code 0: explained, 1: there is no such message or group, or it failed, 2: misused.
     """
-    from ..client import Admin
+    from ..client import Admin, ClientConfig
 
     place = queue if offset is None else offset
     ways = {"MESSAGE_ID": message_id, "--key": key, "--queue and --offset": place}
@@ -58,8 +60,10 @@ def explain(
         raise click.UsageError(f"{there} needs {missing}")
     broker, queue_id = _queue(queue)
 
+    config = target.config(ClientConfig)
+
     async def ask() -> "list[Judgement]":
-        async with Admin(nameserver) as admin:
+        async with Admin(target.nameserver, config=config) as admin:
             return await admin.explain(
                 message_id,
                 topic=topic,
@@ -206,7 +210,9 @@ def _reading(reading: dict[str, Any]) -> str:
     else:
         text = f"{reading['member']}, which wants {_filter(own)}; the broker filtered by"
         text += f" {_filter(used)}: {verdict}"
-    if reading["client_keeps"] is False:
+    if reading.get("left_to_others") and reading["broker_said"] == "true":
+        text += ", but it was left to other members that want it"
+    elif reading["client_keeps"] is False:
         text += ", but the client dropped it"
     return text + ("; progress passed it" if reading["acknowledged"] else "; not acknowledged")
 
@@ -226,7 +232,9 @@ def _facts_of_now(evidence: dict[str, Any]) -> Iterator[tuple[str, str]]:
         kinds.append(f"policy {evidence['policy']}")
     used = _filter(evidence.get("filter_now"))
     count = f"{len(members)} member{'s' * (len(members) != 1)}"
-    yield "now", "; ".join([count, *kinds, f"the broker filters by {used}"])
+    is_split = bool(evidence.get("lanes"))
+    how = "each is served by its own filter" if is_split else f"the broker filters by {used}"
+    yield "now", "; ".join([count, *kinds, how])
     by_filter: dict[str, list[str]] = {}
     for member, own in members.items():
         by_filter.setdefault(_filter(own), []).append(member)
@@ -264,15 +272,16 @@ def _part_rows(part: dict[str, Any], depth: int) -> Iterator[tuple[str, str, str
 def _advice(judgement: "Judgement") -> Iterator[str]:
     group, evidence = judgement.group, judgement.evidence
     topic, offset = evidence.get("topic"), evidence.get("offset")
+    group, topic = shlex.quote(group), shlex.quote(str(topic))
     match judgement.fate.value:
         case "LOST_TO_INCONSISTENCY":
             yield 'find and replay all that was lost: tamis pipeline run, with job = "audit"'
             if evidence.get("history_since") is None:  # not a Tamis broker: it has no policies
                 yield "let it not happen again: give all members the same subscriptions"
-            else:
+            elif evidence.get("policy") in (None, "rocketmq"):
                 yield f"let it not happen again: tamis groups policy {group} isolate"
         case "DEAD_LETTERED":
-            yield f"look at it: tamis consume %DLQ%{group}"
+            yield f"look at it: tamis consume {shlex.quote(f'%DLQ%{judgement.group}')}"
         case "SKIPPED_BY_RESET":
             yield (
                 f"read it again: tamis offsets reset {group} --topic {topic} --queue"

@@ -11,15 +11,20 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..errors import ConfigError, Error
+from ..errors import ConfigError, Error, ResponseError
+from ..security import INSECURE, Security
 from . import logs
+from .broker_link import broker_options, broker_security, status_cluster
+from .connecting import DEFAULT_NAMESERVER, Cluster
 from .options import echo_json, parse_limits, parse_modules, run
-from .serving import listening, serve, show_address
+from .serving import listening, serve, show_address, warn_if_open
+from .tls_options import check_tls, given_tls, tls_options
 
 if TYPE_CHECKING:
     from ..filterserver.config import FilterServerConfig
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["filterserver"]
 
 _BROKER: Final = "127.0.0.1:10911"
-_NAMESERVER: Final = "127.0.0.1:9876"
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and how to reach it from here
 _TIMEOUT: Final = 3.0
 _LONGEST_SECRET: Final = 4096
@@ -45,7 +49,7 @@ _LAST_SECONDS: Final = 10.0  # to stop in once the broker is gone
     metavar="HOST:PORT",
     envvar="NAMESRV_ADDR",
     show_envvar=True,
-    help=f"Name server address; separate several with ';'.  [default: {_NAMESERVER}]",
+    help=f"Name server address; separate several with ';'.  [default: {DEFAULT_NAMESERVER}]",
 )
 @click.option(
     "--uploads",
@@ -109,6 +113,21 @@ _LAST_SECONDS: Final = 10.0  # to stop in once the broker is gone
     help="For Prometheus, at /metrics; 0 picks one, -1: none.",
 )
 @click.option(
+    "--lag-seconds",
+    type=click.FloatRange(0, 3600),
+    default=5.0,
+    show_default=True,
+    help="Count what waits for each group every so often; 0: never.",
+)
+@tls_options
+@click.option(
+    "--acl",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Access control: RocketMQ's plain_acl.yml. See docs/security.md.",
+)
+@broker_options
+@click.option(
     "--status",
     is_flag=True,
     help="List the classes of all filter servers that the name server knows, or of the one at"
@@ -137,11 +156,14 @@ def filterserver(
     the routes. Filters run apart from it, under limits; see docs/code-filters.md.
     """
     if status:
-        _show_status(address, nameserver or _NAMESERVER, as_json)
+        _show_status(address, status_cluster(nameserver, options), as_json)
         return
     if address is not None or as_json:
         raise click.UsageError(f"{address or '--json'}: it goes with --status")
-    config = _config(nameserver or "", options)
+    config = replace(_config(nameserver or "", options), security=broker_security(options))
+    check_tls(config)
+    if with_stdin:  # our broker has started us, with its own TLS
+        config = replace(config, security=_with_own_tls(config))
     logs.configure(log_level, log_format)
 
     async def start(stack: AsyncExitStack) -> str:
@@ -172,9 +194,17 @@ def _config(nameserver: str, options: Mapping[str, Any]) -> "FilterServerConfig"
             on_error=options["on_error"],
             limits=parse_limits(options["limits"]),
             modules=parse_modules(options["modules"]),
+            **given_tls(options),
+            acl_file=options["acl"] or "",
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _with_own_tls(config: "FilterServerConfig") -> Security:
+    from ..security import ServerTls
+
+    return replace(config.security, tls=ServerTls.of(config).peers())
 
 
 def _read_secret(file: str) -> str:
@@ -201,6 +231,10 @@ async def _start(stack: AsyncExitStack, config: "FilterServerConfig", probes: bo
     with listening("filter server", config.host, config.port, "--port", "--host"):
         await server.start()
     stack.push_async_callback(server.close)
+    if not config.acl_file:
+        warn_if_open(
+            *("filter server", config.host), "whoever reaches it may use its filters: see --acl"
+        )
     said = f"filter server {_own_address(config, server.port)} for broker {config.broker}"
     said += f" ({await _promise(server, probes)}; on error {config.on_error})"
     if config.metrics_port >= 0:
@@ -210,7 +244,7 @@ async def _start(stack: AsyncExitStack, config: "FilterServerConfig", probes: bo
             exporter = Exporter(server)
         stack.push_async_callback(asyncio.to_thread, exporter.close)  # it waits for a scrape
         host = _EVERYWHERE.get(config.host, config.host)
-        said += f", metrics http://{show_address(host, exporter.port)}/metrics"
+        said += f", metrics {exporter.scheme}://{show_address(host, exporter.port)}/metrics"
     return said
 
 
@@ -247,8 +281,9 @@ def _stop_with_stdin() -> None:
 # Looking.
 
 
-def _show_status(address: str | None, nameserver: str, as_json: bool) -> None:
-    _show(run(_ask_one(address) if address is not None else _ask_all(nameserver)), as_json)
+def _show_status(address: str | None, target: Cluster, as_json: bool) -> None:
+    work = _ask_all(target) if address is None else _ask_one(address, target.security)
+    _show(run(work), as_json)
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
@@ -271,31 +306,31 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
         raise SystemExit(1)
 
 
-async def _ask_one(address: str) -> list[dict[str, Any]]:
+async def _ask_one(address: str, security: Security = INSECURE) -> list[dict[str, Any]]:
     from ..net.aio import parse_address
 
     try:
         parse_address(address)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    return [await _ask(address)]
+    return [await _ask(address, security)]
 
 
-async def _ask_all(nameserver: str) -> list[dict[str, Any]]:
-    from ..client import Admin
+async def _ask_all(target: Cluster) -> list[dict[str, Any]]:
+    from ..client import Admin, ClientConfig
 
-    async with Admin(nameserver) as admin:
+    async with Admin(target.nameserver, config=target.config(ClientConfig)) as admin:
         addresses = await admin.filter_servers()
-    return list(await asyncio.gather(*(_ask(one) for one in addresses)))
+    return list(await asyncio.gather(*(_ask(one, target.security) for one in addresses)))
 
 
-async def _ask(address: str) -> dict[str, Any]:
+async def _ask(address: str, security: Security = INSECURE) -> dict[str, Any]:
     from ..net.aio import connect
     from ..wire.codes import RequestCode, ResponseCode
     from ..wire.command import Command
 
     try:
-        peer = await connect(address, _TIMEOUT)
+        peer = await connect(address, _TIMEOUT, security=security)
         try:
             request = Command(code=RequestCode.GET_FILTER_SERVER_STATUS)
             answer = await peer.ask(request, _TIMEOUT)
@@ -304,7 +339,8 @@ async def _ask(address: str) -> dict[str, Any]:
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return {"address": address, "error": "not a filter server of Tamis"}
         if answer.code != ResponseCode.SUCCESS:
-            return {"address": address, "error": answer.remark or f"code {answer.code}"}
+            error = ResponseError.of(answer.code, answer.remark, security.access_key)
+            return {"address": address, "error": error.remark}
         found = json.loads(answer.body)
         return found if isinstance(found, dict) else {"address": address, "error": "not a status"}
     except (OSError, Error, ValueError) as error:

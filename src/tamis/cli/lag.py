@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .options import echo_json, json_option, nameserver_option, with_admin
+from .connecting import Cluster, cluster_options, with_admin
+from .options import echo_json, json_option
 from .tables import age_text, print_table
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ _SECONDS: Final = 10.0
     show_default=True,
     help="Stop counting after so long.",
 )
-@nameserver_option
+@cluster_options
 @json_option
 def lag(
-    group: str | None, topic: str | None, seconds: float, nameserver: str, as_json: bool
+    group: str | None, topic: str | None, seconds: float, target: Cluster, as_json: bool
 ) -> None:
     """How many messages that match its filter a group has before it, in each queue.
 
@@ -48,7 +49,7 @@ def lag(
     offset; `matching` counts those that the group's filter lets through, exactly. The age is the
     time since the next matching message was stored.
     """
-    rows = with_admin(nameserver, lambda admin: admin.matching_lag(group, topic, seconds=seconds))
+    rows = with_admin(target, lambda admin: admin.matching_lag(group, topic, seconds=seconds))
     now = time.time()
     if as_json:
         for row in rows:

@@ -13,7 +13,10 @@ import click
 
 from .. import __version__
 from ..errors import Error, InvalidFilter
+from .acl import acl_group
 from .admin import groups, offsets, topics
+from .config import config_group
+from .connecting import PROFILE
 from .consume import consume
 from .demo import demo
 from .doctor import doctor
@@ -26,6 +29,7 @@ from .rules import filter_command, policy, rules
 from .send import send
 from .server import broker, nameserver, up
 from .store import store_group
+from .warm import warm
 
 __all__ = ["main"]
 
@@ -34,7 +38,13 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 @click.group(context_settings=_CONTEXT)
 @click.version_option(__version__, prog_name="tamis", message="%(prog)s %(version)s")
-def tamis() -> None:
+@click.option(
+    "--profile",
+    PROFILE,
+    metavar="NAME",
+    help="Name server, keys and TLS of that profile, see tamis config.  [env var: TAMIS_PROFILE]",
+)
+def tamis(profile_name: str | None) -> None:
     """RocketMQ's broker, client and message filtering, in Python."""
 
 
@@ -61,12 +71,15 @@ for command in (policy, filter_command, rules):
     groups.add_command(command)
 tamis.add_command(groups)
 tamis.add_command(offsets)
+tamis.add_command(acl_group)
 tamis.add_command(explain)
 tamis.add_command(doctor)
 tamis.add_command(demo)
 tamis.add_command(filter_group)
 tamis.add_command(pipeline_group)
 tamis.add_command(store_group)
+tamis.add_command(warm)
+tamis.add_command(config_group)
 
 
 def main() -> None:

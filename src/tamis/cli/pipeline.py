@@ -1,8 +1,9 @@
 """`tamis pipeline run`: the jobs of a pipeline file, on Spark.
 
-Exit codes: 0 done, 1 failed, 2 misused: the file, a sink or the checkpoint is not as it must be.
-A run that ends with what is there and is interrupted before that ends as Unix has it, 130 or 143;
-one that goes on until it is stopped ends with 0.
+Exit codes: 0 done, 1 failed (with --fail-on-filter-errors also if a filter failed on a message),
+2 misused: the file, a sink or the checkpoint is not as it must be. A run that ends with what is
+there and is interrupted before that ends as Unix has it, 130 or 143; one that goes on until it is
+stopped ends with 0.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, Error
+from .connecting import named_profile
 from .options import check_spark
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ class _Misused(click.ClickException):
 )
 @click.option("--dry-run", is_flag=True, help="Check everything; say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON on standard output.")
+@click.option(
+    "--fail-on-filter-errors", is_flag=True, help="Exit with 1 if a filter failed on a message."
+)
 @click.pass_context
 def run(
     context: click.Context,
@@ -50,6 +55,7 @@ def run(
     pairs: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
+    fail_on_filter_errors: bool,
 ) -> None:
     """Run the job of a pipeline FILE.
 
@@ -59,13 +65,17 @@ def run(
 
     settings = parse_settings(pairs)
     try:
-        config = load(file)
+        config = load(file, named_profile())
         check_spark("tamis pipeline run")
-        code = _run(config, continuous, master, settings, dry_run, as_json)
+        code, summary = _run(config, continuous, master, settings, dry_run, as_json)
     except ConfigError as error:
         raise _Misused(str(error)) from None
     except TimeoutError as error:
         raise click.ClickException(str(error) or "no answer in time") from None
+    if fail_on_filter_errors and summary.filter_errors and code == 0:
+        count = summary.filter_errors
+        times = "once" if count == 1 else f"{count:,} times"
+        raise click.ClickException(f"filters failed on messages {times} (--fail-on-filter-errors)")
     context.exit(code)
 
 
@@ -87,8 +97,10 @@ def _run(
     settings: dict[str, str],
     dry_run: bool,
     as_json: bool,
-) -> int:
-    from ..pipeline.runner import JobFailed, Report, Stop, one_line, spark_session
+) -> "tuple[int, Summary]":
+    """The exit code, and what was done."""
+    from ..pipeline import metrics_file
+    from ..pipeline.runner import JobFailed, Report, Stop, is_quick, one_line, spark_session
     from ..pipeline.summary import check_place
 
     if continuous and config.job in ("replay", "audit"):
@@ -96,10 +108,16 @@ def _run(
         raise ConfigError(f"{config.file}: {what} has an end: it can't be continuous")
     job: Any = importlib.import_module(f"tamis.pipeline.{config.job}")
     check_place(config.summary)
-    job.check(config)
+    if config.metrics is not None:
+        metrics_file.check_place(config.metrics)
+    ahead: int | None = job.check(config)
     report = Report(sys.stderr)
     name = f"tamis {config.file.name}"
-    with spark_session(name, master, settings) as spark, Stop(report.say) as stop:
+    messages = None if continuous else ahead
+    with (
+        spark_session(name, master, settings, messages=messages) as spark,
+        Stop(report.say) as stop,
+    ):
         try:
             summary = job.run(
                 spark,
@@ -123,7 +141,12 @@ def _run(
         _tell(summary, as_json)
         if not dry_run:
             summary.write(config.summary, spark)
-    return 128 + stop.signal if stop.asked and not continuous else 0
+        is_local = is_quick(spark)
+    if is_local and not dry_run:
+        from ._warm_spark import keep_classes_later
+
+        keep_classes_later()
+    return 128 + stop.signal if stop.asked and not continuous else 0, summary
 
 
 def _tell(summary: "Summary", as_json: bool, *, is_failed: bool = False) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from .options import echo_json, json_option, nameserver_option, parse_time, with_admin
+from .connecting import Cluster, cluster_options, with_admin
+from .options import echo_json, json_option, parse_time
 from .tables import print_table
 
 __all__ = ["filter_command", "policy", "rules"]
@@ -16,16 +17,16 @@ _POLICIES = ("rocketmq", "reject", "isolate", "default")
 @click.command("policy")
 @click.argument("group")
 @click.argument("policy", type=click.Choice(_POLICIES))
-@nameserver_option
+@cluster_options
 @json_option
-def policy(group: str, policy: str, nameserver: str, as_json: bool) -> None:
+def policy(group: str, policy: str, target: Cluster, as_json: bool) -> None:
     """Say what becomes of members of GROUP that subscribe differently.
 
     rocketmq: the last heartbeat decides for all, and messages are lost. reject: the later member is
     refused. isolate: each is served by its own subscription. default: what the broker's setting
     subscription_conflicts says.
     """
-    made = with_admin(nameserver, lambda admin: admin.set_group_policy(group, policy))
+    made = with_admin(target, lambda admin: admin.set_group_policy(group, policy))
     for one in made:
         if as_json:
             echo_json(one)
@@ -51,7 +52,7 @@ def policy(group: str, policy: str, nameserver: str, as_json: bool) -> None:
 @click.option("--old-sql", metavar="EXPRESSION", help="The present filter, if no member has it.")
 @click.option("--old-tags", metavar="EXPRESSION", help="Likewise, as tags.")
 @click.option("--cancel", is_flag=True, help="End a change that is under way.")
-@nameserver_option
+@cluster_options
 @json_option
 def filter_command(
     group: str,
@@ -62,7 +63,7 @@ def filter_command(
     old_sql: str | None,
     old_tags: str | None,
     cancel: bool,
-    nameserver: str,
+    target: Cluster,
     as_json: bool,
 ) -> None:
     """Change the filter of GROUP on TOPIC without losing messages.
@@ -73,7 +74,7 @@ def filter_command(
     if cancel:
         if sql is not None or tags is not None:
             raise click.UsageError("--cancel takes no filter")
-        made = with_admin(nameserver, lambda admin: admin.cancel_group_filter(group, topic))
+        made = with_admin(target, lambda admin: admin.cancel_group_filter(group, topic))
         _show_changes(made, as_json, "is cancelled")
         return
     if (sql is None) == (tags is None):
@@ -86,7 +87,7 @@ def filter_command(
     elif start.strip().lower() != "now":
         where["time"] = parse_time(start)
     made = with_admin(
-        nameserver,
+        target,
         lambda admin: admin.set_group_filter(
             group, topic, tags=tags, sql=sql, old_tags=old_tags, old_sql=old_sql, **where
         ),
@@ -107,11 +108,11 @@ def _show_changes(made: Iterable[dict[str, Any]], as_json: bool, what: str) -> N
 
 @click.command("rules")
 @click.argument("group", required=False)
-@nameserver_option
+@cluster_options
 @json_option
-def rules(group: str | None, nameserver: str, as_json: bool) -> None:
+def rules(group: str | None, target: Cluster, as_json: bool) -> None:
     """Show policies, changes of filters and lanes, of GROUP or of all groups that have some."""
-    found = with_admin(nameserver, lambda admin: admin.group_rules(group))
+    found = with_admin(target, lambda admin: admin.group_rules(group))
     for broker in found:
         if as_json:
             echo_json(broker)

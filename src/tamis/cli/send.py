@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 
 from ..errors import Error, InvalidMessage, SendFailed
+from .connecting import Cluster, cluster_options
 from .lines import Line, LineParser
-from .options import nameserver_option
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -32,7 +32,7 @@ _MOST_PENDING: Final = 1024  # messages on their way, before more of the input i
 @click.command(short_help="Send a body, or messages as JSON lines.")
 @click.argument("topic")
 @click.argument("body", required=False)
-@nameserver_option
+@cluster_options
 @click.option("--text", is_flag=True, help="A line of the input is a body, not JSON.")
 @click.option("--tags", metavar="TAG", help="The tag; RocketMQ's messages have one.")
 @click.option("--keys", multiple=True, metavar="KEY", help="To find it by. May be repeated.")
@@ -54,7 +54,9 @@ _MOST_PENDING: Final = 1024  # messages on their way, before more of the input i
 @click.option("--stop-on-error", is_flag=True, help="One at a time, and none after a failure.")
 @click.option("--group", default="tamis-send", show_default=True, help="The producer's.")
 @click.pass_context
-def send(context: click.Context, /, topic: str, body: str | None, **options: Any) -> None:
+def send(
+    context: click.Context, /, topic: str, body: str | None, target: Cluster, **options: Any
+) -> None:
     """Send BODY, or the messages of standard input: JSON, an object a line.
 
     \b
@@ -91,7 +93,7 @@ def send(context: click.Context, /, topic: str, body: str | None, **options: Any
         if body == "":
             raise InvalidMessage("BODY is empty: RocketMQ wants at least one byte")
         producer = blocking.Producer(
-            options["nameserver"], options["group"], config=ProducerConfig()
+            target.nameserver, options["group"], config=target.config(ProducerConfig)
         )
     with producer:
         report = _Report(is_strict=options["stop_on_error"])

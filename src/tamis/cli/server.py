@@ -14,17 +14,19 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from ..errors import ConfigError
 from . import logs
-from .serving import Start, listening, serve, show_address
+from .serving import Start, listening, serve, show_address, warn_if_open
+from .tls_options import check_tls, copy_tls, given_tls, tls_options
 
 if TYPE_CHECKING:
     from ..broker.config import BrokerConfig
     from ..nameserver.config import NameServerConfig
+    from ..security import Security
 
 __all__ = ["broker", "nameserver", "up"]
 
@@ -46,6 +48,13 @@ _flush = click.option(
 _bind = click.option("--bind", metavar="HOST", help="Listen there.  [default: 127.0.0.1]")
 _advertise = click.option(
     "--advertise", metavar="HOST", help="What clients are told to connect to, if not --bind's."
+)
+_acl = click.option(
+    "--acl",
+    "acl_file",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Access control: RocketMQ's plain_acl.yml. See docs/security.md.",
 )
 _port_range = click.IntRange(0, 65_535)
 
@@ -102,6 +111,8 @@ def _common_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @_bind
 @_advertise
+@tls_options
+@_acl
 @_common_options
 def up(nameserver_port: int | None, **options: Any) -> None:
     """Run a name server, a broker and a filter server.
@@ -109,7 +120,9 @@ def up(nameserver_port: int | None, **options: Any) -> None:
     Prints a line when it is ready; ends, with everything saved, on Ctrl-C or SIGTERM.
     """
     given = _Given(options)
-    nameserver_config = given.nameserver({"port": nameserver_port, "bind": options["bind"]})
+    nameserver_config = given.nameserver(
+        {"port": nameserver_port, "bind": options["bind"], **given.tls}
+    )
     config = given.broker(
         {
             "metrics_port": 0,
@@ -117,16 +130,22 @@ def up(nameserver_port: int | None, **options: Any) -> None:
             "filter_server_options": "--uploads=loopback",
         }
     )
+    if nameserver_config.tls == "disabled":
+        nameserver_config = copy_tls(config, nameserver_config)
     if nameserver_config.data is None:
         nameserver_config = replace(nameserver_config, data=given.data / "nameserver")
     if given.show_config:
         _show(("nameserver", nameserver_config, {}), ("broker", config, {"data": str(given.data)}))
         return
+    for checked in (nameserver_config, config):
+        check_tls(checked)
 
     async def start(stack: AsyncExitStack) -> str:
         address, told = await _start_nameserver(stack, nameserver_config, "--nameserver-port")
         others = f";{config.nameservers}" if config.nameservers else ""
-        ours = replace(config, nameservers=address + others)
+        ours = replace(
+            config, nameservers=address + others, security=_inner_security(nameserver_config)
+        )
         return f"{told}, {await _start_broker(stack, ours, given)}"
 
     given.run(start)
@@ -136,14 +155,18 @@ def up(nameserver_port: int | None, **options: Any) -> None:
 @_port("--port", 9876)
 @_bind
 @click.option("--data", metavar="DIR", help="Where its table of keys is kept; else in memory.")
+@tls_options
 @_common_options
 def nameserver(**options: Any) -> None:
     """Run a name server."""
     given = _Given(options)
-    config = given.nameserver({name: options[name] for name in ("port", "bind", "data")})
+    config = given.nameserver(
+        {name: options[name] for name in ("port", "bind", "data")} | given.tls
+    )
     if given.show_config:
         _show(("nameserver", config, {}))
         return
+    check_tls(config)
 
     async def start(stack: AsyncExitStack) -> str:
         return (await _start_nameserver(stack, config, "--port"))[1]
@@ -168,6 +191,8 @@ def nameserver(**options: Any) -> None:
 @_metrics_port("-1")
 @_bind
 @_advertise
+@tls_options
+@_acl
 @_common_options
 def broker(**options: Any) -> None:
     """Run a broker."""
@@ -176,6 +201,7 @@ def broker(**options: Any) -> None:
     if given.show_config:
         _show(("broker", config, {"data": str(given.data)}))
         return
+    check_tls(config)
     given.run(lambda stack: _start_broker(stack, config, given))
 
 
@@ -187,6 +213,8 @@ class _Given:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.show_config: bool = options.pop("show_config")
+        self.tls = given_tls(options)
+        options.update(self.tls)
         self._options = options
         self._log = (options.pop("log_level"), options.pop("log_format"))
         self._file: str = options.pop("file") or ""
@@ -254,6 +282,11 @@ class _Given:
 
     def run(self, start: Start) -> None:
         logs.configure(*self._log)
+        for name in (name.removeprefix("nameserver.") for name, _ in self._pairs):
+            if name in ("tls_key_password", "tls.server.keyPassword"):
+                log.warning(
+                    "--set %s: others on this machine can see it; use --tls-key-password-file", name
+                )
         serve(start)
 
 
@@ -293,17 +326,29 @@ _NAMESERVER_NAMES = {
     "most_brokers": "mostBrokers",
     "most_topics": "mostTopics",
     "most_keys": "mostKeys",
+    "tls": "tls.server.mode",
+    "tls_cert": "tls.server.certPath",
+    "tls_key": "tls.server.keyPath",
+    "tls_key_password": "tls.server.keyPassword",
+    "tls_key_password_file": "tlsServerKeyPasswordFile",
+    "tls_ca": "tls.server.trustCertPath",
+    "tls_client_auth": "tls.server.need.client.auth",
 }
+_SECRETS: Final = ("tls_key_password", "nameserver_tls_key_password")
 
 
 def _settings(config: type) -> list[_Setting]:
     found = []
     hints = get_type_hints(config, include_extras=True)
     for field in fields(config):
+        if field.name == "security":
+            continue  # no setting
         kind, theirs = hints[field.name], _NAMESERVER_NAMES.get(field.name, "")
         if hasattr(kind, "__metadata__"):
             kind, switch = get_args(kind)
             theirs = switch.name
+        elif get_origin(kind) is Literal:
+            kind = str  # which one is looked at by the configuration
         found.append(_Setting(field.name, str if field.name == "data" else kind, theirs))
     return found
 
@@ -348,7 +393,7 @@ def _check_known(
 
 
 def _texts(config: "BrokerConfig") -> dict[str, str]:
-    return {name: _text(value) for name, value in vars(config).items()}
+    return {one.name: _text(getattr(config, one.name)) for one in _settings(type(config))}
 
 
 def _text(value: object) -> str:
@@ -379,7 +424,7 @@ def _show(*tables: tuple[str, Any, Mapping[str, Any]]) -> None:
     for name, config, more in tables:
         click.echo(f"\n[{name}]")
         settings = {setting.name: setting.theirs for setting in _settings(type(config))}
-        values = {name: getattr(config, name) for name in settings}
+        values = {name: getattr(config, name) for name in settings if name not in _SECRETS}
         for key, value in {**more, **values}.items():
             line = f"{key} = {_toml(value)}"
             theirs = settings.get(key)
@@ -405,8 +450,19 @@ async def _start_nameserver(
     with listening("name server", config.bind, config.port, option, "--bind"):
         await server.start()
     stack.push_async_callback(server.close)
+    warn_if_open(
+        *("name server", config.bind),
+        "whoever reaches it can change routes: RocketMQ's name servers have no access control",
+    )
     host = _EVERYWHERE.get(config.bind, config.bind)
     return show_address(host, server.port), f"name server {server.address}"
+
+
+def _inner_security(nameserver_config: "NameServerConfig") -> "Security":
+    """For connections to a name server that has the same certificate as the broker."""
+    from ..security import Security, ServerTls
+
+    return Security(tls=ServerTls.of(nameserver_config).peers())
 
 
 async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", given: _Given) -> str:
@@ -417,6 +473,8 @@ async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", given: _G
     with listening("broker", config.bind, config.port, "--port", "--bind"):
         await server.start()
     stack.push_async_callback(server.close)
+    if not config.acl:
+        warn_if_open(*("broker", config.bind), "whoever reaches it may do everything: see --acl")
     told = f"broker {server.address} ({config.name}, data {data}, {_promise(config)})"
     if config.metrics_port >= 0:
         from ..broker.metrics import Exporter
@@ -425,7 +483,7 @@ async def _start_broker(stack: AsyncExitStack, config: "BrokerConfig", given: _G
             exporter = Exporter(server)
         stack.push_async_callback(asyncio.to_thread, exporter.close)  # it waits for a scrape
         host = config.advertise if config.bind in _EVERYWHERE else config.bind
-        told += f", metrics http://{show_address(host, exporter.port)}/metrics"
+        told += f", metrics {exporter.scheme}://{show_address(host, exporter.port)}/metrics"
     level = logging.WARNING if config.subscription_conflicts == "rocketmq" else logging.INFO
     log.log(level, _policy(config))
     return told

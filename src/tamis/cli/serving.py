@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import ipaddress
 import logging
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-__all__ = ["Start", "listening", "serve", "show_address"]
+__all__ = ["Start", "listening", "serve", "show_address", "warn_if_open"]
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,16 @@ Start = Callable[[AsyncExitStack], Awaitable[str]]  # returns what to say when i
 
 def show_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def warn_if_open(what: str, host: str, why: str) -> None:
+    """For a server without access control that others than this machine can reach."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        log.warning("%s: it listens on %s, and %s", what, host, why)
 
 
 @contextlib.contextmanager
@@ -62,10 +73,7 @@ def serve(start: Start) -> None:
 
 
 def _excuse() -> None:
-    log.info(
-        "still starting: the first time on a machine some code is compiled, and kept; a store that "
-        "was not closed is looked through"
-    )
+    log.info("still starting: a store that was not closed is looked through, and loops are loaded")
 
 
 async def _serve(start: Start, ready: Callable[[], None]) -> None:

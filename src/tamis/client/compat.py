@@ -13,9 +13,9 @@ What is other than there:
 - Exceptions tell the reason; the client's own is their `__cause__`.
 - `PullConsumer` goes on where its group has come to; there it began anew in each process.
 - A selector is given the number itself, not a pointer to it. Sharding keys are hashed as in Java.
-- `set_session_credentials` and the name server's domain raise NotSupported. `set_message_trace`
-  logs that there is none; `set_message_batch_max_size` changes nothing: a callback has always been
-  given one message.
+- The name server's domain raises NotSupported. The channel of `set_session_credentials` is not
+  sent: brokers do not look at it. `set_message_trace` logs that there is none;
+  `set_message_batch_max_size` changes nothing: a callback has always been given one message.
 """
 
 import logging
@@ -143,9 +143,15 @@ class _Settable:
     def set_session_credentials(
         self, access_key: Text, access_secret: Text, channel: Text = ""
     ) -> None:
-        """Empty ones are passed over: many programs have the call and no keys."""
+        """Empty ones are passed over: many programs have the call and no keys. The channel is not
+        sent: RocketMQ's brokers do not look at it."""
         if access_key or access_secret:
-            raise NotSupported("access keys are not sent: brokers with ACL would refuse everything")
+            key, secret = text(access_key), text(access_secret)
+            if not key or not secret:
+                missing = "access_secret" if key else "access_key"
+                raise RocketMQException(f"set_session_credentials: {missing} is empty")
+            self._set("access_key", key)
+            self._set("secret_key", secret)
 
     def set_instance_name(self, name: Text) -> None:
         """DEFAULT stands for one of its own there, and so it does here."""

@@ -6,6 +6,9 @@ from datetime import datetime
 from typing import Final, Literal
 
 from ..errors import ConfigError, InvalidName
+from ..security import Security
+from ..security.profile import FLAGS, SETTINGS
+from ..security.settings import security_of
 from ..wire.bodies import MessageModel, MessageQueue
 from .compression import MAX_BODY_SIZE
 
@@ -27,6 +30,7 @@ Start = Literal["first", "last"] | Moment
 # Of the queues of a topic, the members of the group and oneself.
 Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
 
+_OF_SECURITY: Final = tuple(name for name in SETTINGS if name != "nameserver")
 _KIB: Final = 1024
 _MIB: Final = 1024 * _KIB
 _WHEN_UNAVAILABLE: Final = ("filter-here", "wait", "fail")
@@ -42,6 +46,20 @@ class ClientConfig:
     client_ip: str = ""  # this machine's, if not given
     unit_name: str = ""
 
+    # With which key requests are signed, for brokers with access control; both or neither.
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    security_token: str = field(default="", repr=False)  # of keys that are given for a while
+
+    # TLS of all connections: to name servers, brokers and filter servers.
+    tls: bool | None = None  # None: if another setting of it is given
+    tls_ca: str = ""  # PEM file of authorities that vouch for servers; the system's if not given
+    tls_verify: bool = True  # False: whoever answers is believed to be the server
+    tls_server_name: str = ""  # in the servers' certificate, if not the host that is connected to
+    tls_cert: str = ""  # PEM files of our own, for servers that ask for a certificate
+    tls_key: str = ""
+    tls_key_password: str = field(default="", repr=False)
+
     timeout: float = 3.0  # for the answer to a request, all attempts included
     connect_timeout: float = 3.0
     route_interval: float = 30.0  # between looks at the name server; a new broker is seen this late
@@ -54,6 +72,12 @@ class ClientConfig:
         for name in ("timeout", "connect_timeout", "route_interval", "heartbeat_interval"):
             _check(self, name, 0.001, 3600.0)
         _check(self, "max_body_size", 1, 1024 * _MIB)
+        _check_security(self)
+
+    @property
+    def security(self) -> Security:
+        """What all connections have in common."""
+        return security_of({name: getattr(self, name) for name in _OF_SECURITY})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +197,16 @@ def millis(moment: Moment) -> int:
     if not 0 <= seconds < 1e11:  # the year 5138: milliseconds that were taken for seconds
         raise ConfigError(f"{seconds!r} is no time: it is seconds since 1970, or a datetime")
     return round(seconds * 1000)
+
+
+def _check_security(config: ClientConfig) -> None:
+    for name in _OF_SECURITY:
+        value = getattr(config, name)
+        wanted = bool if name in FLAGS else str
+        if type(value) is not wanted and not (name == "tls" and value is None):
+            kind = "True or False" if wanted is bool else "text"
+            raise ConfigError(f"{name}: it takes {kind}, not {type(value).__name__}")
+    _ = config.security
 
 
 def _check(config: object, name: str, low: float, high: float) -> None:

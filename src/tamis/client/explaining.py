@@ -56,16 +56,19 @@ async def _with_code(
 ) -> Judgement:
     """Return what follows if filter servers can tell what the group's code says, where that was
     missing. Groups may have different classes of one name, so each is asked about by itself."""
-    outcomes = {
-        name: outcome
-        for name in sorted(_undecided_classes(judgement))
-        if (outcome := await code_outcome(session, judgement.group, name, queue, offset))
-        is not None
-    }
-    if not outcomes:
-        return judgement
-    [decided] = await _judged(session, queue, offset, judgement.group, outcomes)
-    return decided
+    outcomes: dict[str, Outcome] = {}
+    unanswered = ""
+    for name in sorted(_undecided_classes(judgement)):
+        answer = await code_outcome(session, judgement.group, name, queue, offset)
+        if isinstance(answer, str):
+            unanswered = answer
+        else:
+            outcomes[name] = answer
+    if outcomes:
+        [judgement] = await _judged(session, queue, offset, judgement.group, outcomes)
+    if unanswered and judgement.fate is Fate.UNKNOWN:
+        return replace(judgement, reason=f"{judgement.reason.rstrip('.')}: {unanswered}.")
+    return judgement
 
 
 async def _judged(
@@ -135,13 +138,18 @@ def _judgement(answered: dict[str, Any]) -> Judgement:
 
 
 def _undecided_classes(judgement: Judgement) -> set[str]:
-    """Names of the classes whose word on the message would have helped."""
-    if judgement.fate is not Fate.UNKNOWN:
-        return set()
+    """Names of the classes whose word on the message would have helped. While it waits, that is so
+    only of a group that is split into lanes: it may wait for one, or be consumed by another."""
     evidence = judgement.evidence
+    is_waiting = judgement.fate in (Fate.NOT_CONSUMED_YET, Fate.NOT_ONLINE)
+    if judgement.fate is not Fate.UNKNOWN and not (is_waiting and evidence.get("lanes")):
+        return set()
     filters = [evidence.get("filter_now"), *(evidence.get("members_now") or {}).values()]
     for reading in evidence.get("readings") or ():
         filters += [reading["broker_filter"], reading["member_filter"]]
+        filters += reading.get("group_filters") or ()
+    filters += [move.get("filter") for move in evidence.get("moves") or ()]
+    filters += [lane["filter"] for lane in evidence.get("lanes") or ()]
     return {one["expression"] for one in filters if one and one["kind"] == "CODE"}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import (
+    AccessDenied,
     Error,
     GroupNotFound,
     NoPermission,
@@ -195,7 +196,7 @@ class Puller:
     def _read(self, queue: MessageQueue, offset: int, answer: Command) -> Pulled:
         code, found = answer.code, answer.fields or {}
         if code != _FOUND and code not in _NOTHING and code != _MOVED:
-            raise ResponseError.of(code, answer.remark)
+            raise ResponseError.of(code, answer.remark, self._session.access_key)
         header = headers.PullMessageResponse.from_fields(found)
         self._brokers[queue] = header.suggest_which_broker_id
         return Pulled(
@@ -334,6 +335,9 @@ class Stream:
                 failures = unknown = 0
                 continue
             except ResponseError as error:
+                if isinstance(error, AccessDenied) and not puller.has_answers:
+                    give_up(error)
+                    return
                 if isinstance(error, _FATAL) and not puller.has_answers:
                     why = f"topic {self.queue.topic} can't be read: {error.remark}"
                     if isinstance(error, NoPermission):

@@ -180,7 +180,7 @@ async def _judged_at(
         if answer.code == _UNSUPPORTED:
             raise NotFound(answer.code, "it is not one of Tamis, which could judge messages")
         if answer.code != ResponseCode.SUCCESS:
-            raise ResponseError.of(answer.code, answer.remark)
+            raise ResponseError.of(answer.code, answer.remark, session.access_key)
         told = json.loads(answer.body)
         matching += told["matching"]
         if first is None and told["next_match_offset"] is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ..errors import (
+    AccessDenied,
     ConfigError,
     ConsumerOffline,
     Error,
@@ -167,6 +168,8 @@ class Member:
         )
         try:
             await self.session.ask(address, RequestCode.CHECK_CLIENT_CONFIG, beans.encode(body))
+        except AccessDenied:
+            raise
         except ResponseError as error:
             what = f"topic {one.topic}, {shown(one)}"
             why = f"{what}: the broker at {address} refuses it: {error.remark}"
@@ -175,8 +178,12 @@ class Member:
             raise ResponseError.of(error.code, why) from error
 
     async def _check_reached(self) -> None:
-        """Raises Unreachable if no broker of its topics can be talked to."""
+        """Raises Unreachable if no broker of its topics can be talked to, AccessDenied if one does
+        not take the group or its key."""
         found = [address for _, address in self.session.routes.addresses(masters_only=False)]
+        for address in found:
+            if (refusal := self.session.denied.get(address)) is not None:
+                raise refusal
         if found and not any(address in self.session.versions for address in found):
             await self.session.peer(found[0])
 
@@ -201,7 +208,7 @@ class Member:
             address = await self.session.routes.master(queues[0].broker_name)
             try:
                 await self.session.ask(address, header)
-            except GroupNotFound:
+            except (AccessDenied, GroupNotFound):
                 raise
             except (ResponseError, ConnectionError, TimeoutError) as error:
                 log.debug("group %s: %s", self.group, error)  # it can be asked

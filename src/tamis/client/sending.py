@@ -404,7 +404,7 @@ class _Sending:
         self._sender.faults.note(broker, self._loop.time() - self._sent)
         status = STATUSES.get(answer.code)
         if status is None:
-            refusal = ResponseError.of(answer.code, answer.remark)
+            refusal = ResponseError.of(answer.code, answer.remark, self._sender.session.access_key)
             if refusal.retriable:
                 self._failed(broker, refusal)
             else:

@@ -10,9 +10,17 @@ import random
 from collections.abc import Awaitable, Callable, Container, Coroutine
 from typing import Any, Final, TypeVar
 
-from ..errors import ClientClosed, ConfigError, Error, ResponseError, Unreachable
+from ..errors import (
+    AccessDenied,
+    ClientClosed,
+    ConfigError,
+    Error,
+    ResponseError,
+    Unreachable,
+)
 from ..net import aio
 from ..net.aio import Peer
+from ..net.tls import TlsFailure
 from ..wire import beans, command, headers
 from ..wire.bodies import ConsumerData, Heartbeat, ProducerData
 from ..wire.codes import CommandFlag, Language, RequestCode, ResponseCode
@@ -41,12 +49,15 @@ class Session:
         self.config = config
         self.nameserver = nameserver
         self._nameservers = _addresses(nameserver)
+        self.security = config.security
+        self.access_key = config.access_key or None
         self.client_id = identity.client_id(
             config.client_ip, config.instance_name, config.unit_name, suffix
         )
         self.routes = Routes(self)
         self.versions: dict[str, int] = {}  # of brokers, by address, as they said with a heartbeat
         self._refusals: dict[str, str | None] = {}  # why brokers refused the last one, by address
+        self.denied: dict[str, AccessDenied] = {}  # those whose access control did, by address
         self.producer_groups: set[str] = set()
         self.consumer: Callable[[], ConsumerData | None] = lambda: None
         self.topics: Callable[[], set[str]] = set  # those to keep the routes of fresh
@@ -55,6 +66,7 @@ class Session:
         self.after_heartbeat: Callable[[], None] = lambda: None
         self._brokers: set[str] = set()  # addresses that were connected to as brokers
         self._peers: dict[str, Peer] = {}
+        self._heard: set[str] = set()  # addresses that have answered since they were connected to
         self._connecting: dict[str, asyncio.Task[Peer]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beat: asyncio.Task[None] | None = None
@@ -222,7 +234,11 @@ class Session:
                 f"the {what} at {address} did not answer within {timeout:g} s"
             ) from None
         except ConnectionError as error:
-            raise Unreachable(what, address, str(error)) from error
+            reason = str(error)
+            if self.security.tls is None and address not in self._heard:
+                reason += " before it answered anything; if it takes TLS only, set tls"
+            raise Unreachable(what, address, reason) from error
+        self._heard.add(address)
         if answer.code not in accept:
             remark = answer.remark
             if what == "name server" and answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -231,7 +247,7 @@ class Session:
                     " it the address of a broker? Give the name server's, whose port is 9876 unless"
                     " another was chosen"
                 )
-            raise ResponseError.of(answer.code, remark)
+            raise ResponseError.of(answer.code, remark, self.access_key)
         return answer
 
     async def peer(self, address: str, what: str = "broker") -> Peer:
@@ -260,9 +276,12 @@ class Session:
                 self.config.connect_timeout,
                 on_requests=self._listen,
                 on_close=lambda peer: self._disconnected(address, peer),
+                security=self.security,
             )
         except (ConnectionError, TimeoutError) as error:
             reason = str(error).removeprefix(f"{address}: ")
+            if isinstance(error, TlsFailure):  # it is there: what is wrong is said
+                raise Unreachable(what, address, reason) from error
             if what == "broker":
                 reason += "; the name server gave this address, which the broker advertises"
             raise Unreachable(
@@ -284,7 +303,9 @@ class Session:
             del self._peers[address]
         self.versions.pop(address, None)
         self._refusals.pop(address, None)
+        self.denied.pop(address, None)
         self._brokers.discard(address)
+        self._heard.discard(address)
         if not self._is_closed:
             log.info("%s: the connection to %s is gone", self.client_id, address)
             self.on_disconnect(address)
@@ -381,7 +402,13 @@ class Session:
             said = str(error) or "no answer"
             log.warning("%s: no heartbeat to %s: %s", self.client_id, address, said)
             return
-        why = answer.remark if answer.code != ResponseCode.SUCCESS else None
+        why = None
+        self.denied.pop(address, None)
+        if answer.code != ResponseCode.SUCCESS:
+            refusal = ResponseError.of(answer.code, answer.remark, self.access_key)
+            why = refusal.remark
+            if isinstance(refusal, AccessDenied):
+                self.denied[address] = refusal
         if why != self._refusals.get(address):  # once, not with each heartbeat
             if why is not None:
                 log.warning("%s: %s refused a heartbeat: %s", self.client_id, address, why)

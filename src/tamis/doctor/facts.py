@@ -193,6 +193,8 @@ class ClusterFacts:
     matching_lag: dict[tuple[str, MessageQueue], int] = field(default_factory=dict)
     rules: dict[str, BrokerRules] = field(default_factory=dict)  # by broker
     samples: dict[str, list[SampledMessage]] = field(default_factory=dict)  # by topic
+    # of sampled messages that a group lost by its history: what their broker says of them
+    fates: dict[tuple[str, MessageQueue, int], str] = field(default_factory=dict)
     unchecked: list[Unchecked] = field(default_factory=list)
 
     def live_filters(self) -> Iterator[tuple[Group, str, Filter]]:

@@ -31,7 +31,7 @@ from .facts import (
 from .members import duplicate_client_ids, queue_owners
 from .sampling import sample
 from .subscriptions import broker_filters
-from .tamis_brokers import FAILURES, UNREADABLE, ask_tamis
+from .tamis_brokers import FAILURES, UNREADABLE, ask_fates, ask_tamis
 
 __all__ = ["gather"]
 
@@ -93,6 +93,7 @@ class _Gathering:
             await self._each(unsettled, self._find_connections)
             await self._ask_members(unsettled)
         await sample(self._session, self.facts, self._limited, self._note)
+        await ask_fates(self.facts, self._ask, self._note)
         self.facts.unchecked += [
             Unchecked(what=what, reason=reason, where=tuple(sorted(set(where))))
             for (what, reason), where in sorted(self._missing.items())

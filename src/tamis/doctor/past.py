@@ -16,10 +16,10 @@ from ..fate import (
     View,
     judge,
 )
-from .facts import ClusterFacts, HistoryOfBroker, canonical
+from .facts import ClusterFacts, HistoryOfBroker, SampledMessage, canonical
 from .findings import Finding, Severity, command_line
 
-__all__ = ["past_inconsistencies"]
+__all__ = ["differing_views", "lost_by_history", "past_inconsistencies"]
 
 _RECENT: Final = 86_400_000  # milliseconds: what happened since is serious, if messages were passed
 _SHOWN: Final = 10  # entries of a list in the evidence
@@ -37,7 +37,7 @@ def past_inconsistencies(facts: ClusterFacts) -> Iterator[Finding]:
 def _past(facts: ClusterFacts, known: HistoryOfBroker) -> Finding | None:
     history = known.history
     numbers = sorted(history.views)
-    differing = {n for n in numbers if _differs(history.views[n])}
+    differing = differing_views(history)
     if not differing:
         return None
     passed = _passed(facts, known, differing)
@@ -46,22 +46,28 @@ def _past(facts: ClusterFacts, known: HistoryOfBroker) -> Finding | None:
     later = [history.views[n].since for n in numbers if n > max(differing)]
     until = min(later, default=None)
     is_recent = until is None or until >= facts.now - _RECENT
+    lost, again, judged = _lost(facts, known, passed)
     severity = Severity.INFO
-    if count:
-        severity = Severity.SERIOUS if is_recent else Severity.WARNING
+    if lost or judged < count:  # of what was not judged it is not known
+        severity = Severity.SERIOUS if is_recent and (lost or not judged) else Severity.WARNING
     times = f"from {_time(began)} " + (f"to {_time(until)}" if until is not None else "until now")
     group, topic = history.group, history.topic
-    what = f"{count:,} messages were passed meanwhile" if count else "nothing was read meanwhile"
-    lost, judged = _lost(facts, known)
+    what = f"{count:,} messages were passed meanwhile"
+    if not count:
+        what = _what_was_read(history, differing)
     if lost:
-        what += f", and of the newest {judged:,} of {topic} {len(lost):,} are lost"
+        what += f", and of the newest {judged:,} of them {len(lost):,} are lost"
+    elif judged:
+        what += f", and of the newest {judged:,} of them none is lost"
+    if again:
+        what += f" ({again:,} that were lost were sent to the group again)"
     words: list[object] = ["groups", "show", group]
-    if passed:
+    if passed or lost:
         queue_id, offset = lost[-1] if lost else passed[0][:2]
         place = ["--topic", topic, "--queue", queue_id, "--offset", offset]
         words = ["explain", *place, "--group", group]
     advice = None
-    if count:
+    if lost or judged < count:
         advice = (
             'a pipeline with job = "audit" lists the messages that were lost, and job = "replay" '
             "sends them again"
@@ -83,12 +89,28 @@ def _past(facts: ClusterFacts, known: HistoryOfBroker) -> Finding | None:
             ],
             "messages_passed": count,
             **({"judged": judged, "lost_of_judged": len(lost)} if judged else {}),
+            **({"sent_again": again} if again else {}),
             "lost": [{"queue": queue_id, "offset": at} for queue_id, at in lost[:_SHOWN]],
             "changes": _changes(history, began),
         },
         command=command_line(facts.nameserver, *words),
         advice=advice,
     )
+
+
+def differing_views(history: GroupHistory) -> set[int]:
+    """Return the numbers of the views in which members had different filters."""
+    return {number for number, view in history.views.items() if _differs(view)}
+
+
+def _what_was_read(history: GroupHistory, views: set[int]) -> str:
+    """What to say if nothing was passed by members that were not served by their own."""
+    spans = [span for spans in history.queues.values() for span in spans if span.view in views]
+    if history.is_broadcasting and spans:
+        return "it broadcasts, so only members know what they have read"
+    if any(span.lane and span.start < span.end for span in spans):
+        return "each was served by its own subscription"
+    return "nothing was read meanwhile"
 
 
 def _differs(view: View) -> bool:
@@ -116,12 +138,39 @@ def _passed(
     return _merged(ranges)
 
 
-def _lost(facts: ClusterFacts, known: HistoryOfBroker) -> tuple[list[tuple[int, int]], int]:
-    """Queues and offsets of sampled messages that were lost, and how many were judged."""
-    history, lost, judged = known.history, [], 0
+def _lost(
+    facts: ClusterFacts, known: HistoryOfBroker, passed: list[tuple[int, int, int]]
+) -> tuple[list[tuple[int, int]], int, int]:
+    """Queues and offsets of sampled messages that were lost; how many were lost and then sent
+    again; how many of those that were passed were judged."""
+    lost, again, judged = [], 0, 0
+    for one, is_lost in _judged(facts, known):
+        queue_id = one.queue.queue_id
+        is_passed = any(q == queue_id and start <= one.offset < end for q, start, end in passed)
+        if not is_passed and not is_lost:  # a lane that was given up loses what it did not pass
+            continue
+        judged += 1
+        said = facts.fates.get((known.history.group, one.queue, one.offset), "")
+        if is_lost and said in ("", Fate.LOST_TO_INCONSISTENCY):
+            lost.append((queue_id, one.offset))
+        elif is_lost:
+            again += 1
+    return lost, again, judged
+
+
+def lost_by_history(facts: ClusterFacts, known: HistoryOfBroker) -> list[SampledMessage]:
+    """Return the sampled messages that a group lost, if none was sent to it again since."""
+    if not differing_views(known.history):
+        return []
+    return [one for one, is_lost in _judged(facts, known) if is_lost]
+
+
+def _judged(facts: ClusterFacts, known: HistoryOfBroker) -> Iterator[tuple[SampledMessage, bool]]:
+    """Yield sampled messages of the group's topic at this broker, and whether they were lost."""
+    history = known.history
     group = facts.groups.get(history.group)
     if group is None:
-        return [], 0
+        return
     for one in facts.samples.get(history.topic, ()):
         queue_id, ends = one.queue.queue_id, facts.ends(one.queue)
         if one.queue.broker_name != known.broker or ends is None:
@@ -145,10 +194,7 @@ def _lost(facts: ClusterFacts, known: HistoryOfBroker) -> tuple[list[tuple[int, 
             complete_since=history.since,
             unsaved_from=history.unsaved_from(queue_id, one.offset),
         )
-        judged += 1
-        if judge(message, about).fate is Fate.LOST_TO_INCONSISTENCY:
-            lost.append((queue_id, one.offset))
-    return lost, judged
+        yield one, judge(message, about).fate is Fate.LOST_TO_INCONSISTENCY
 
 
 def _queues(facts: ClusterFacts, topic: str) -> list[Any]:

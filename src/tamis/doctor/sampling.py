@@ -13,6 +13,7 @@ from ..errors import CorruptRecord, Error
 from ..filter.tags import ALL
 from ..wire.bodies import MessageQueue, Subscription
 from .facts import ClusterFacts, QueueEnds, SampledMessage
+from .past import differing_views
 
 __all__ = ["sample"]
 
@@ -35,7 +36,8 @@ async def sample(
     limited: Limited,
     note: Callable[[str, str, BaseException | str], None],
 ) -> None:
-    """Add the newest messages of each queue, where a group filters by tags or SQL."""
+    """Add the newest messages of each queue, where a group filters by tags or SQL, or where its
+    members subscribed differently in the past."""
     config = ConsumerConfig(hold=0.0, auto_commit=False)
     puller = Puller(session, _READER, config, posts=True)
     queues = [
@@ -71,7 +73,8 @@ async def sample(
 
 
 def _filtered_topics(facts: ClusterFacts) -> set[str]:
-    return {
+    past = {one.history.topic for one in facts.histories if differing_views(one.history)}
+    return {topic for topic in past & facts.topics.keys() if not topic.startswith(RETRY_PREFIX)} | {
         topic
         for group in facts.groups.values()
         for topic in group.topics() & facts.topics.keys()

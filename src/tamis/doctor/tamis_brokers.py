@@ -13,10 +13,13 @@ from ..fate import History
 from ..wire import headers
 from ..wire.bodies import MessageQueue
 from ..wire.codes import RequestCode
-from .facts import ClusterFacts, HistoryOfBroker, VerdictRow
+from .facts import ClusterFacts, HistoryOfBroker, SampledMessage, VerdictRow
+from .past import lost_by_history
 from .policies import BrokerRules
 
-__all__ = ["FAILURES", "UNREADABLE", "ask_tamis"]
+__all__ = ["FAILURES", "UNREADABLE", "ask_fates", "ask_tamis"]
+
+_MOST_FATES: Final = 512  # messages whose fate is asked for
 
 # A peer may answer with anything.
 UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError)
@@ -75,6 +78,32 @@ async def ask_tamis(
             note(request.what, broker, error)
 
     await asyncio.gather(*(ask_one(broker, one) for broker in brokers for one in requests))
+
+
+async def ask_fates(
+    facts: ClusterFacts, ask: Ask, note: Callable[[str, str, BaseException | str], None]
+) -> None:
+    """Ask what became of sampled messages that were lost by history: a replay may have sent them
+    to the group again. The newest `_MOST_FATES` of all groups are asked about."""
+    lost = [
+        (known.history.group, one)
+        for known in facts.histories
+        for one in lost_by_history(facts, known)
+    ]
+    lost.sort(key=lambda each: each[1].stored, reverse=True)
+
+    async def ask_one(group: str, one: SampledMessage) -> None:
+        queue = one.queue
+        header = headers.ExplainMessage(
+            topic=queue.topic, queue_id=queue.queue_id, offset=one.offset, group=group
+        )
+        try:
+            answer = orjson.loads(await ask(queue.broker_name, header))
+            facts.fates[group, queue, one.offset] = str(answer["groups"][0]["fate"])
+        except FAILURES as error:
+            note("whether lost messages were sent again", queue.broker_name, error)
+
+    await asyncio.gather(*(ask_one(group, one) for group, one in lost[:_MOST_FATES]))
 
 
 def _add_verdicts(facts: ClusterFacts, broker: str, answer: Any) -> None:

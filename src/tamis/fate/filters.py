@@ -16,7 +16,7 @@ from ..filter.logic import Outcome
 from ..filter.parser import parse
 from ..filter.tags import TagFilter, parse_tags, tags_code
 
-__all__ = ["EVERYTHING", "Filter", "FilterKind", "tags_of"]
+__all__ = ["EVERYTHING", "Filter", "FilterKind", "filter_of_reading", "tags_of"]
 
 FilterKind = Literal["TAG", "SQL92", "CODE"]
 
@@ -80,6 +80,15 @@ class Filter:
 
 
 EVERYTHING = Filter("TAG", "*")
+
+
+def filter_of_reading(by: Filter, own: Filter | None) -> Filter:
+    """Return what a member with the filter `own` was served by, at a broker that has `by` for the
+    group. A broker does not run code: with a class in force, it sends everything to a member that
+    does not read through a filter server (RocketMQ: ExpressionMessageFilter, class filter mode)."""
+    if by.kind == "CODE" and own is not None and own.kind != "CODE":
+        return EVERYTHING
+    return by
 
 
 def tags_of(by: Filter) -> frozenset[str]:

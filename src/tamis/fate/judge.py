@@ -5,6 +5,8 @@ last time the group's progress passed it decides: who was reading the queue then
 the broker answered, what that member's own client keeps, and what the other members wanted.
 Questions are asked in the order of `judge`; the first that applies gives the fate. What the facts
 do not tell is UNKNOWN, and the reason says what is missing.
+
+It is one module though long: the questions belong together, and their order is the rule.
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from ..filter.explain import explain
 from ..filter.logic import Outcome
 from ..filter.parser import parse
 from .facts import EXPIRED, UNSAVED, Fate, GroupFacts, Judgement, MessageFacts, Move, Reading
-from .filters import Filter
+from .filters import Filter, filter_of_reading
 from .track import apache_track
 
 __all__ = ["judge"]
@@ -50,6 +52,7 @@ class _Look:
     keeps: bool  # whether the member's client keeps what it is sent
     is_left_to_others: bool  # to another lane, though this one wants it too
     wanted_by: Mapping[Filter, tuple[str, ...]]  # of the group's members then
+    maybe_wanted_by: tuple[Filter, ...] = ()  # code of members then, that was not run on it
 
     @classmethod
     def of(cls, message: MessageFacts, reading: Reading) -> "_Look":
@@ -57,15 +60,20 @@ class _Look:
         if properties is None:
             return cls(reading, None, False, False, {})
         own = reading.own or reading.filter
-        wanted = {
-            by: members
-            for by, members in reading.view.filters.items()
-            if by.wants(properties, codes) is Outcome.TRUE
-            and (reading.change is None or reading.change.counts(by, message.offset))
+        counted = {
+            by: by.wants(properties, codes)
+            for by in reading.view.filters
+            if reading.change is None or reading.change.counts(by, message.offset)
         }
-        server = reading.filter.at_server(properties, codes)
+        wanted = {
+            by: reading.view.filters[by]
+            for by, outcome in counted.items()
+            if outcome is Outcome.TRUE
+        }
+        maybe = tuple(by for by, outcome in counted.items() if outcome is None)
+        server = filter_of_reading(reading.filter, reading.own).at_server(properties, codes)
         is_left = any(by.wants(properties, codes) is Outcome.TRUE for by in reading.unless)
-        return cls(reading, server, own.at_client(properties), is_left, wanted)
+        return cls(reading, server, own.at_client(properties), is_left, wanted, maybe)
 
     @property
     def is_delivered(self) -> bool:
@@ -81,7 +89,8 @@ def _by_retries(message: MessageFacts, group: GroupFacts) -> Decision | None:
         return None
     times = _times(retry.times)
     if retry.is_dead:
-        return Fate.DEAD_LETTERED, f"It failed {times} and is in {retry.topic} now."
+        sent_back = f"was sent back {times} and " if retry.times else ""
+        return Fate.DEAD_LETTERED, f"It {sent_back}is in {retry.topic} now."
     if retry.due is not None:
         when = f"it comes again at {_time(retry.due)}"
     else:
@@ -96,7 +105,11 @@ def _by_kind_of_group(
 ) -> Decision | None:
     if group.message_model == "BROADCASTING":
         given = sorted({look.reading.member for look in looks if look.is_delivered})
-        who = f"it was sent to {_names(given)}" if given else "it was sent to no member yet"
+        missed = _missed(message, looks, given)
+        who = f"it was sent to {_names(given)}" if given else ""
+        if not who and not missed:
+            who = "no member wanted it" if looks else "it was sent to no member yet"
+        who = "; ".join(filter(None, [who, missed]))
         return (
             Fate.BROADCASTING,
             f"The group broadcasts and each member keeps its own progress: {who}.",
@@ -104,6 +117,24 @@ def _by_kind_of_group(
     if group.consume_type == "CONSUME_ACTIVELY" and group.committed is None:
         return Fate.PULL, "The group pulls and keeps its progress itself; the broker has no offset."
     return None
+
+
+def _missed(message: MessageFacts, looks: list[_Look], given: list[str]) -> str:
+    """Members that wanted it and read past it without being sent it."""
+    properties, codes = message.properties, message.code_outcomes
+    if properties is None:
+        return ""
+    missed = {
+        reading.member: reading.filter
+        for reading in (look.reading for look in looks)
+        if reading.member not in given
+        and reading.own is not None
+        and reading.own.wants(properties, codes) is Outcome.TRUE
+    }
+    if not missed:
+        return ""
+    by = list(missed.values())[-1]
+    return f"{_names(sorted(missed))} wanted it, but the broker filtered the group by {by} then"
 
 
 def _by_delivery(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> Decision | None:
@@ -117,7 +148,8 @@ def _by_delivery(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -
         return None
     reading = done[-1].reading
     member, change = reading.member, reading.change
-    if change is not None and change.is_handed and message.offset < change.cut:
+    is_handed = change is not None and change.is_handed and message.offset < change.cut
+    if change is not None and is_handed and (is_passed or group.lanes):
         return (
             Fate.CONSUMED,
             f"It was given to {member}, which acknowledged it, for no member had {change.old} any "
@@ -127,8 +159,12 @@ def _by_delivery(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it."
     if group.lanes:
         return Fate.CONSUMED, f"It was given to {member}, which acknowledged it for its lane."
-    how = "deleted" if group.committed is None else f"set back to {group.committed}"
-    again = f"It was given to {member} and acknowledged, but the group's offsets were {how} since"
+    how = (
+        "the broker has no offset of the group in this queue any more"
+        if group.committed is None
+        else f"the group's progress was set back to {group.committed} since"
+    )
+    again = f"It was given to {member} and acknowledged, but {how}"
     if not group.online:
         return Fate.NOT_ONLINE, f"{again}; no member of the group is connected."
     return Fate.NOT_CONSUMED_YET, f"{again}: it will be read again."
@@ -153,7 +189,22 @@ def _by_waiting(message: MessageFacts, group: GroupFacts, looks: list[_Look]) ->
             Fate.NOT_CONSUMED_YET,
             f"It was given to {given[-1]}, which has not acknowledged it; {progress}.",
         )
-    return Fate.NOT_CONSUMED_YET, f"{progress[0].upper()}{progress[1:]}."
+    unread = _unread(group)
+    return Fate.NOT_CONSUMED_YET, f"{progress[0].upper()}{progress[1:]}{unread}."
+
+
+def _unread(group: GroupFacts) -> str:
+    """Why nobody may read the queue: members share the queues of a topic whether they subscribe to
+    it or not, and a broker keeps the topics of the last heartbeat only."""
+    others = sorted(name for name, own in group.members.items() if own is None)
+    if not others or len(others) == len(group.members) or group.lanes:
+        return ""
+    verb = "does" if len(others) == 1 else "do"
+    told = f"; {_names(others)} {verb} not subscribe to the topic, so queues that fall to "
+    told += "it are read by nobody" if len(others) == 1 else "them are read by nobody"
+    if group.effective is None:
+        told += ", and the broker, for which the last heartbeat decides, refuses the others' pulls"
+    return told
 
 
 def _waiting_lane(message: MessageFacts, group: GroupFacts) -> Decision | None:
@@ -203,15 +254,21 @@ def _by_moves(message: MessageFacts, group: GroupFacts, looks: list[_Look]) -> D
     """Progress was moved past it, and no reading was acknowledged since."""
     over = [move for move in group.moves if (move.before or 0) <= message.offset < move.after]
     acked = [look.reading.began for look in looks if look.reading.acknowledged]
-    given_up = [
-        move
+    said = [
+        (move, move.filter.wants(message.properties, message.code_outcomes))
         for move in over
-        if move.filter is not None
-        and message.properties is not None
-        and move.filter.wants(message.properties, message.code_outcomes) is Outcome.TRUE
+        if move.filter is not None and message.properties is not None
     ]
+    given_up = [move for move, outcome in said if outcome is Outcome.TRUE]
+    not_run = [move for move, outcome in said if outcome is None]
     if given_up and all(began < given_up[-1].time for began in acked):
         return _by_move(message, given_up[-1], looks)
+    if not_run and all(began < not_run[-1].time for began in acked):
+        return (
+            Fate.UNKNOWN,
+            f"Progress passed it when waiting for members with {not_run[-1].filter} was given up, "
+            "and what that says of this message is not known.",
+        )
     if over and over[-1].why == UNSAVED and all(began < over[-1].time for began in acked):
         return Fate.UNKNOWN, f"Progress passed it; unknown: {UNSAVED}."
     if acked:
@@ -284,14 +341,22 @@ def _by_filters(message: MessageFacts, group: GroupFacts, looks: list[_Look]) ->
             f"{reading.filter}, which does not give it out: whether {given} had processed it by "
             "then is not known.",
         )
-    if look.server is None:
+    not_run = [one.reading.filter for one in looks if one.server is None]
+    if not_run:
         return (
             Fate.UNKNOWN,
-            f"Progress passed it while the group was filtered by {reading.filter}, and what that "
+            f"Progress passed it while the group was filtered by {not_run[-1]}, and what that "
             "says of this message is not known.",
         )
     if wanted:
         return Fate.LOST_TO_INCONSISTENCY, _lost(message, look, wanted)
+    maybe = [by for each in passed for by in each.maybe_wanted_by]
+    if maybe:
+        return (
+            Fate.UNKNOWN,
+            f"It was given to nobody; members of the group subscribed by {maybe[-1]}, and what "
+            "that says of this message is not known.",
+        )
     if look.server is Outcome.ERROR:
         why = _sql_reason(message, reading.filter)
         return Fate.FILTER_FAILED, f"The group's filter failed on it: {why}"
@@ -316,7 +381,14 @@ def _by_filters(message: MessageFacts, group: GroupFacts, looks: list[_Look]) ->
 def _not_wanted(message: MessageFacts, reading: Reading) -> str:
     change = reading.change
     if change is None:
-        return f"No member wanted it: {_why_not(message, reading.filter)}"
+        why = _why_not(message, reading.filter, _whose(reading))
+        others = [by for by in reading.view.filters if not by.is_same(reading.filter)]
+        if others:
+            is_code = any(by.kind == "CODE" for by in others)
+            now = ", judged as it is now" if is_code else ""
+            had = _names(list(map(str, others)))
+            why = f"{why.removesuffix('.')}; other members had {had}{now}."
+        return f"No member wanted it: {why}"
     is_before = message.offset < change.cut
     by = change.old if is_before else change.new
     why = _why_not(message, by) if by.kind != "TAG" else f"it has {_tag_of(message)}."
@@ -337,10 +409,12 @@ def _lost(message: MessageFacts, look: _Look, wanted: Mapping[Filter, tuple[str,
         how = f"the broker's filter for the group, {reading.filter}, failed on it"
     else:
         how = f"the broker filtered the group by {reading.filter} then"
-    return (
-        f"It was wanted ({who}), but {reading.member} had the queue and {how}: members of the "
-        "group subscribe differently."
-    )
+    owner = f", but {reading.member} had the queue and"
+    if any(reading.own is not None and by.is_same(reading.own) for by in wanted):
+        owner = f", and {reading.member} had the queue, but"
+    is_code = any(by.kind == "CODE" for by in (*wanted, reading.filter))
+    now = " (code was judged as it is now)" if is_code else ""
+    return f"It was wanted ({who}){owner} {how}: members of the group subscribe differently{now}."
 
 
 def _by_ignorance(message: MessageFacts, group: GroupFacts) -> Decision:
@@ -401,12 +475,16 @@ def _time(milliseconds: int) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03d} UTC"
 
 
-def _why_not(message: MessageFacts, by: Filter) -> str:
+def _whose(reading: Reading) -> str:
+    return f"the filter of {reading.member}" if reading.lane else "the group's filter"
+
+
+def _why_not(message: MessageFacts, by: Filter, whose: str = "the group's filter") -> str:
     if by.kind == "SQL92":
         return _sql_reason(message, by).removeprefix("It does not match: ")
     if by.kind == "CODE":
-        return f"{by} said no."
-    return f"it has {_tag_of(message)}, the group's filter is {by}."
+        return f"{by}, as it is now, says no."
+    return f"it has {_tag_of(message)}, {whose} is {by}."
 
 
 def _tag_of(message: MessageFacts) -> str:
@@ -416,7 +494,7 @@ def _tag_of(message: MessageFacts) -> str:
 def _sql_reason(message: MessageFacts, by: Filter) -> str:
     assert message.properties is not None
     if by.kind != "SQL92":
-        return f"{by} could not tell."
+        return f"{by}, as it is now, fails on it."
     try:
         return explain(parse(by.text), message.properties).reason
     except InvalidFilter as error:
@@ -492,6 +570,7 @@ def _reading(look: _Look) -> dict[str, Any]:
         "acknowledged": reading.acknowledged,
         "broker_said": None if look.server is None else look.server.name.lower(),
         "client_keeps": look.keeps if look.server is Outcome.TRUE else None,
+        "left_to_others": look.is_left_to_others,
         "wanted_by": [
             {**_named(by), "members": list(members)} for by, members in look.wanted_by.items()
         ],
@@ -505,6 +584,7 @@ def _move(move: Move) -> dict[str, Any]:
         "after": move.after,
         "by": move.by,
         "why": move.why,
+        "filter": _filter(move.filter),
     }
 
 

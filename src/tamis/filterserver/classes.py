@@ -65,6 +65,7 @@ class FilterClass:
     key: Key
     identity: Identity
     judge: "Judge"
+    source: str
     uploader: str  # who brought it first
     size: int
     since: float  # seconds since 1970
@@ -177,7 +178,7 @@ class Classes:
         return key in self._table or len(self._table) + coming < self._most
 
     def put(
-        self, key: Key, identity: Identity, judge: "Judge", uploader: "Peer", size: int
+        self, key: Key, identity: Identity, judge: "Judge", source: str, uploader: "Peer"
     ) -> FilterClass:
         """Make it the active one."""
         old = self._table.get(key)
@@ -196,8 +197,9 @@ class Classes:
             key=key,
             identity=identity,
             judge=judge,
+            source=source,
             uploader=str(uploader),
-            size=size,
+            size=len(source.encode()),
             since=self._now(),
             tally=tally,
             used=self._clock(),

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from ..errors import ConfigError
 from ..net.aio import parse_address
+from ..security import INSECURE, Security
+from ..security.tls import ClientAuth, Mode
 
 if TYPE_CHECKING:
     from ..sandbox import Limits
@@ -25,6 +27,7 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "conflict_seconds": (0.01, 86_400),
     "most_classes": (1, 100_000),
     "unused_seconds": (0.1, 31_536_000),
+    "lag_seconds": (0, 3600),
     "most_connection_pulls": (1, 1_000_000),
     "most_pulls": (1, 1_000_000),
     "read_ahead": (_MIB, 2**40),
@@ -44,11 +47,22 @@ class FilterServerConfig:
     advertise: str = ""  # the host clients are told; empty: `host`, or how the broker sees us
     metrics_port: int = -1  # 0: picked; -1: no metrics
 
+    # TLS, of its port and its metrics. Files are read when it starts, and when they change.
+    tls: Mode = "disabled"
+    tls_cert: str = ""  # with its chain
+    tls_key: str = ""
+    tls_key_password: str = field(default="", repr=False)
+    tls_key_password_file: str = ""
+    tls_ca: str = ""  # verifies clients
+    tls_client_auth: ClientAuth = "none"
+    security: Security = INSECURE  # of the connection to the broker
+
     # What it allows.
     uploads: Uploads = False  # from anywhere, or from this machine alone
     secret: str | None = field(
         default=None, repr=False
     )  # an upload has to bring it (the field `tamisSecret`)
+    acl_file: str = ""  # plain_acl.yml; empty: requests need not be signed
     isolation: Isolation = "required"  # what is not had: no uploads, or a warning
     on_error: OnError = "skip"  # what becomes of a message that the filter fails on
     limits: "Limits | None" = None  # of each filter; None: the sandbox's own
@@ -59,6 +73,7 @@ class FilterServerConfig:
     register_seconds: float = 10.0  # brokers forget a filter server after 30 s
     conflict_seconds: float = 60.0  # a source that was replaced comes back after so long a silence
     unused_seconds: float = 600.0  # then a class that nobody uploads or asks for is dropped
+    lag_seconds: float = 5.0  # between counts of what waits for each group; 0: it is not counted
     scan_seconds: float = 1.0  # without a match, then the consumer is told how far we are
 
     # Performance: raising one costs memory.

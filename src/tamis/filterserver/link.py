@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from ..errors import ResponseError, Unreachable
 from ..net.aio import Peer, connect
+from ..security import INSECURE, Security
 from ..wire.codes import Language, PullFlag, RequestCode, ResponseCode
 from ..wire.command import Command
 from ..wire.headers import Header, PullMessage, PullMessageResponse
@@ -41,8 +42,9 @@ class Pulled(NamedTuple):
 class BrokerLink:
     """One connection, made when it is needed, and again after it is lost."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: Security = INSECURE) -> None:
         self.address = address
+        self._security = security
         self.broker_name = ""  # as the broker says
         self.broker_id = 0
         self.losses = 0  # of connections: after one the broker may have lost its last messages
@@ -72,7 +74,7 @@ class BrokerLink:
             raise Unreachable("broker", self.address, str(error)) from None
 
     async def _connect(self) -> Peer:
-        return await connect(self.address, on_close=self._lost)
+        return await connect(self.address, on_close=self._lost, security=self._security)
 
     def _connected(self, task: "asyncio.Task[Peer]") -> None:
         self._connecting = None
@@ -89,10 +91,23 @@ class BrokerLink:
             self._peer = None
             self.on_change()
 
-    async def ask(self, header: Header, timeout: float = _TIMEOUT) -> Command:
-        """Raises ResponseError, Unreachable or TimeoutError."""
+    async def ask(
+        self,
+        header: Header,
+        timeout: float = _TIMEOUT,
+        *,
+        code: RequestCode | None = None,
+        body: bytes = b"",
+    ) -> Command:
+        """`code`: if the header has none of its own. Raises ResponseError, Unreachable or
+        TimeoutError."""
         peer = await self.peer()
-        request = Command(code=header.CODE, fields=header.to_fields(), language=Language.PYTHON)
+        request = Command(
+            code=header.CODE if code is None else code,
+            fields=header.to_fields(),
+            language=Language.PYTHON,
+            body=body,
+        )
         try:
             answer = await peer.ask(request, timeout)
         except TimeoutError:
@@ -101,7 +116,7 @@ class BrokerLink:
         except ConnectionError as error:
             raise Unreachable("broker", self.address, str(error)) from None
         if answer.code != ResponseCode.SUCCESS:
-            raise ResponseError.of(answer.code, answer.remark)
+            raise ResponseError.of(answer.code, answer.remark, self._security.access_key)
         return answer
 
     def tell(self, header: Header) -> bool:
@@ -133,7 +148,7 @@ class BrokerLink:
             try:
                 if isinstance(answer, Exception):
                     raise Unreachable("broker", self.address, str(answer)) from answer
-                waiting.set_result(_read(offset, answer))
+                waiting.set_result(_read(offset, answer, self._security.access_key))
             except Exception as error:
                 waiting.set_exception(error)
 
@@ -182,9 +197,9 @@ class BrokerLink:
             self._peer.close()
 
 
-def _read(offset: int, answer: Command) -> Pulled:
+def _read(offset: int, answer: Command, access_key: str | None) -> Pulled:
     if answer.code not in _PULLED:
-        raise ResponseError.of(answer.code, answer.remark)
+        raise ResponseError.of(answer.code, answer.remark, access_key)
     header = PullMessageResponse.from_fields(answer.fields)
     return Pulled(
         answer.code,

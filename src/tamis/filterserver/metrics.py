@@ -1,12 +1,14 @@
 """What a filter server tells Prometheus, over HTTP. Read in the thread of the scrape."""
 
+import time
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..net.http import HttpServer
 from .server import FilterServer
 
 __all__ = ["Exporter"]
@@ -24,7 +26,7 @@ _OF_CLASSES: Final = {
 
 
 class Exporter:
-    """Listens from the start to `close`. Raises OSError.
+    """Listens from the start to `close`, with the filter server's TLS. Raises OSError.
 
     To be closed before the server; from another thread than the loop's, or it waits for a scrape.
     """
@@ -34,13 +36,15 @@ class Exporter:
         ProcessCollector(registry=registry)
         registry.register(_Collector(server))
         config = server.config
-        self._server, self._thread = start_http_server(config.metrics_port, config.host, registry)
-        self.port: int = self._server.server_port
+        self._server = HttpServer(
+            *(config.host, config.metrics_port, make_wsgi_app(registry)),
+            server.server.certificate,
+        )
+        self.port = self._server.port
+        self.scheme = self._server.scheme
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
 class _Collector(Collector):
@@ -68,6 +72,7 @@ class _Collector(Collector):
         yield from families.values()
         yield restarts
         yield held
+        yield from self._lags()
         refused = CounterMetricFamily(
             "tamis_uploads_refused", "Uploads that were not taken.", labels=["reason"]
         )
@@ -89,3 +94,24 @@ class _Collector(Collector):
             ("registered", "1 if the broker knows us.", int(server.registration.is_registered)),
         ):
             yield GaugeMetricFamily(f"tamis_filterserver_{name}", what, value)
+
+    def _lags(self) -> Iterator[Metric]:
+        """Yield the lags of groups that were counted lately."""
+        matching = GaugeMetricFamily(
+            "tamis_code_filter_matching_lag",
+            "Messages that match and wait for the group.",
+            labels=_LABELS,
+        )
+        age = GaugeMetricFamily(
+            "tamis_code_filter_next_match_age_seconds",
+            "Since the oldest of these was stored; 0 if none waits.",
+            labels=_LABELS,
+        )
+        now = int(time.time() * 1000)
+        for lag in self._server.lags.listed():
+            key = [lag.group, lag.topic, lag.class_name]
+            matching.add_metric(key, lag.matching)
+            waited = 0 if lag.oldest is None else max(now - lag.oldest, 0)
+            age.add_metric(key, waited / 1000)
+        yield matching
+        yield age

@@ -27,10 +27,12 @@ from ..wire.headers import (
 )
 from .classes import Classes, FilterClass, Held
 from .config import FilterServerConfig
+from .copies import MOST_COPIES
 from .link import END, BrokerLink, Pulled
 from .reading import Kept, Stream, Streams
 
 if TYPE_CHECKING:
+    from ..code import Judge
     from .judging import Judged, Row
 
 __all__ = ["Puller", "damaged"]
@@ -47,6 +49,9 @@ _LOG_SECONDS: Final = 10.0  # between lines of one class about messages that fai
 _DEAD_AT_ONCE: Final = 16
 _COMMIT_OFFSET: Final = int(PullFlag.COMMIT_OFFSET)
 _SUSPEND: Final = int(PullFlag.SUSPEND)
+
+# is told of a class, a queue, the offsets from and up to which it was judged, and those that match
+OnJudged = Callable[[FilterClass, int, int, int, list[int]], None]
 
 
 class _Refused(Exception):
@@ -76,7 +81,7 @@ class Puller:
         self._tasks = tasks
         self._clock = clock
         # one for each class, and for some that are being replaced: filters that hang have their own
-        threads = min(config.most_classes, _MOST_THREADS) + 16
+        threads = min(config.most_classes, _MOST_THREADS) + MOST_COPIES + 16
         self._threads = ThreadPoolExecutor(threads, "tamis-judge")
         self._waiting: dict[Peer, set[asyncio.Task[None]]] = {}
         self._commits: OrderedDict[tuple[str, str, int], int] = OrderedDict()
@@ -84,6 +89,7 @@ class Puller:
         self._logged: OrderedDict[FilterClass, float] = OrderedDict()  # when its failures were
         self.waiting = 0  # pulls
         self.unknown = 0  # pulls of groups that have no class here
+        self.on_judged: OnJudged = lambda *_: None
 
     def pull_message(self, header: PullMessage, request: Request) -> Answer | None:
         try:
@@ -210,7 +216,7 @@ class Puller:
         if not answers:
             return
         try:
-            judged = await self.judge_in_thread(by, answers)
+            judged = await self.judge_in_thread(by.judge, by.topic, answers)
         except CorruptRecord as error:
             if not stream.is_isolating:
                 stream.isolate(answers)
@@ -226,15 +232,15 @@ class Puller:
             raise
         self._settle(stream, answers, judged, held)
 
-    async def judge_in_thread(self, by: FilterClass, answers: list[Pulled]) -> "Judged":
-        """What the class says of some answers of the broker. To be called with its lock held."""
+    async def judge_in_thread(self, judge: "Judge", topic: str, answers: list[Pulled]) -> "Judged":
+        """What a filter says of some answers of the broker. To be called with its lock held."""
         from .judging import judge_answers
 
         work = functools.partial(
             judge_answers,
-            by.judge,
+            judge,
             self._link.broker_name,
-            by.topic,
+            topic,
             [one.body for one in answers],
         )
         # a thread that has begun can't be called off, and `judge` has one caller at a time: whoever
@@ -276,6 +282,8 @@ class Puller:
         passed = policy == "pass"
         kept = [Kept(row.offset, row.record) for row in rows if row.reason is None or passed]
         stream.judged(answers, kept, position)
+        matching = [one.offset for one in kept]
+        self.on_judged(by, stream.queue_id, answers[0].offset, position, matching)
         before = by.held.get(stream.queue_id)
         if before is not None and answers[0].offset <= before.offset < answers[-1].next_offset:
             del by.held[stream.queue_id]

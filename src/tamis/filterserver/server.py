@@ -11,18 +11,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from ..acl import AclKeeper
 from ..errors import SandboxError
 from ..net import descriptors
 from ..net.aio import Peer
 from ..net.server import Route, Server, needless_header
 from ..net.tasks import Tasks
+from ..security import ServerTls
 from ..wire.codes import RequestCode
 from ..wire.headers import JudgeRange, PullMessage, RegisterFilterClass
 from . import status
 from .classes import Classes, FilterClass
 from .config import FilterServerConfig
+from .copies import MOST_COPIES, Copies
+from .lag import CodeLags
 from .link import BrokerLink
 from .pulls import Puller
+from .rangejudge import RangeJudge
 from .ranges import Ranges
 from .reading import Streams
 from .registration import Registration
@@ -65,17 +70,21 @@ class FilterServer:
         self._is_warm = False
         self._is_closed = False
         self.background = Tasks()
-        self.link = BrokerLink(config.broker)
+        self.link = BrokerLink(config.broker, config.security)
         self.registration = Registration(self.link, lambda: self.address, config.register_seconds)
         self.most_classes = config.most_classes
         if make_judge is None:
-            room = max((descriptors.spare() - _OTHER_FILES) // _FILES, 1)
+            room = max((descriptors.spare() - _OTHER_FILES) // _FILES - MOST_COPIES, 1)
             self.most_classes = min(config.most_classes, room)
         self.classes = Classes(self.most_classes, config.conflict_seconds, self._dispose, clock)
         self.uploads = Uploads(config, self.classes, self._load, clock)
         self.streams = Streams(self.link, config.read_ahead, clock)
         self.puller = Puller(config, self.classes, self.streams, self.link, self.background, clock)
-        self.ranges = Ranges(config, self.classes, self.link, self.puller, clock)
+        self.copies = Copies(self._load_copy, self._close_judge, clock)
+        judge = RangeJudge(config.batch, self.link, self.puller, self.copies, clock)
+        self.ranges = Ranges(config, self.classes, self.link, judge, clock)
+        self.lags = CodeLags(config, self.classes, self.link, judge, clock)
+        self.acl: AclKeeper | None = None
         self.isolation: list[str] = []  # what the sandbox can do here, a line each
         self.started = time.time()
         self.port = 0
@@ -91,8 +100,16 @@ class FilterServer:
 
     async def start(self) -> None:
         """Ready for requests when this returns; registered as soon as the broker is there. Raises
-        OSError (the port)."""
-        self.server = Server({}, on_close=self._peer_closed, tasks=self.background)
+        OSError (the port) and ConfigError (its accounts, the certificate)."""
+        if self.config.acl_file:
+            self.acl = await self._in_thread(lambda: AclKeeper(self.config.acl_file))
+        self.server = Server(
+            {},
+            on_close=self._peer_closed,
+            tasks=self.background,
+            gate=self.acl.access.check if self.acl is not None else None,
+            tls=ServerTls.of(self.config),
+        )
         try:
             self.port = await self.server.bind(self.config.host, self.config.port)
             await self.server.serve(
@@ -112,6 +129,11 @@ class FilterServer:
             raise
         self.background.keep("registration", self.registration.run)
         self.background.keep("unused classes", self._sweep)
+        if self.acl is not None:
+            self.background.keep("accounts", self.acl.run)
+        if self.config.lag_seconds:
+            self.puller.on_judged = self.lags.note
+            self.background.keep("lags", self.lags.run)
         log.info("filter server at port %d for the broker at %s", self.port, self.config.broker)
         if self.config.uploads and self.most_classes < self.config.most_classes:
             log.warning(
@@ -128,6 +150,7 @@ class FilterServer:
         await self.server.close()
         await self.background.close()
         self.streams.close()
+        await self.copies.close()
         await asyncio.gather(*(self._in_thread(one.judge.close) for one in self.classes))
         await self.link.close()
         self.puller.close()
@@ -184,6 +207,12 @@ class FilterServer:
         self.streams.forget(one)
         self.background.spawn(f"end of class {one.identity.class_name}", self._end(one))
 
+    async def _load_copy(self, one: FilterClass) -> "Judge":
+        return await self._load(one.identity.class_name, one.source, one.group, one.topic)
+
+    async def _close_judge(self, judge: "Judge") -> None:
+        await self._in_thread(judge.close)
+
     async def _end(self, one: FilterClass) -> None:
         async with one.lock:
             await self._in_thread(one.judge.close)
@@ -196,6 +225,7 @@ class FilterServer:
             await asyncio.sleep(min(_SWEEP, self.config.unused_seconds))
             self.streams.sweep()
             self.puller.sweep()
+            await self.copies.sweep()
             for one in self.classes.drop_unused(self.config.unused_seconds):
                 log.info(
                     "class %s of group %s, topic %s: dropped, unused for %g s",
@@ -203,4 +233,6 @@ class FilterServer:
                 )
 
     def _peer_closed(self, peer: Peer) -> None:
+        if self.acl is not None:
+            self.acl.access.forget(peer)
         self.puller.forget(peer)

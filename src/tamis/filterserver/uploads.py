@@ -176,7 +176,7 @@ class Uploads:
                 self._refuse("code", header, request, f"{error}{kept}")
             finally:
                 self._new.discard(key)
-            self._classes.put(key, identity, judge, request.peer, len(request.body))
+            self._classes.put(key, identity, judge, text, request.peer)
         self.accepted += 1
         self._failures.pop((key, identity), None)
         log.info(

@@ -1,11 +1,12 @@
 """How a name server is run. Defaults are RocketMQ's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..net.buffers import LEAST_MEMORY, MEMORY
 from ..net.server import MOST_CONNECTIONS
+from ..security.tls import ClientAuth, Mode
 
 __all__ = ["NameServerConfig"]
 
@@ -20,6 +21,15 @@ class NameServerConfig:
     silent_seconds: float = (
         120.0  # a broker not heard of for longer is gone; clients ask it so long
     )
+
+    # TLS. Files are read when it starts, and when they change.
+    tls: Mode = "disabled"
+    tls_cert: str = ""  # with its chain
+    tls_key: str = ""
+    tls_key_password: str = field(default="", repr=False)
+    tls_key_password_file: str = ""
+    tls_ca: str = ""  # verifies clients
+    tls_client_auth: ClientAuth = "none"
 
     # Performance.
     scan_seconds: float = 10.0  # between looks for silent brokers; adds to the above

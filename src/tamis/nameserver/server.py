@@ -16,6 +16,7 @@ import orjson
 from ..errors import ResponseError
 from ..net.server import Answer, Request, Route, Server, needless_header
 from ..net.tasks import Tasks
+from ..security import ServerTls
 from ..wire import beans
 from ..wire.bodies import DataVersion, KvTable, decode_properties, encode_properties
 from ..wire.codes import STANDARD_JSON_VERSION, RequestCode, ResponseCode
@@ -55,7 +56,8 @@ class NameServer:
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError if there is a key-value table that can't be read."""
+        """Raises ConfigError if there is a key-value table that can't be read, or a certificate
+        that can't be used."""
         self.config = config or NameServerConfig()
         self.table = RouteTable()
         self.kv = KvConfig(self.config.data, self.config.most_keys)
@@ -68,6 +70,7 @@ class NameServer:
             on_close=self._registrations.drop_connection,
             most_connections=self.config.most_connections,
             connection_memory=self.config.connection_memory,
+            tls=ServerTls.of(self.config),
         )
         self._registrations.work = self._server.work
 
@@ -109,6 +112,11 @@ class Settings:
             "listenPort": str(self.port),
             "orderMessageEnable": str(self.order_messages).lower(),
             "scanNotActiveBrokerInterval": str(round(config.scan_seconds * 1000)),
+            "tls.server.certPath": config.tls_cert,
+            "tls.server.keyPath": config.tls_key,
+            "tls.server.mode": config.tls,
+            "tls.server.need.client.auth": config.tls_client_auth,
+            "tls.server.trustCertPath": config.tls_ca,
         }
 
     def update(self, values: dict[str, str]) -> None:

@@ -5,16 +5,23 @@ peer back that sends faster than it reads.
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
 from ..errors import RemoteProtocolError
+from ..security import INSECURE, ClientTls, Credentials, Security
+from ..security.credentials import signed
 from ..wire.codes import CommandFlag
 from ..wire.command import Command
 from ..wire.connection import Connection
 from ..wire.frame import MAX_FRAME
+from . import certificates
+from .addresses import parse_address
+from .tls import TlsFailure, explain, server_name
+from .tlstransport import ClientTransport
 
 __all__ = ["Peer", "Settle", "Take", "connect", "connect_pair", "loop_factory", "parse_address"]
 
@@ -42,7 +49,8 @@ class Peer(asyncio.Protocol):
 
     `take` is asked first, with bytes that begin with a whole frame: it may serve requests from the
     start on in a way of its own, and gives how many bytes that was. `holds_back`: one that does not
-    read is not read from, as servers do; if both sides did, both might wait for ever.
+    read is not read from, as servers do; if both sides did, both might wait for ever. Requests of
+    ours are signed by `credentials`.
     """
 
     def __init__(
@@ -53,7 +61,9 @@ class Peer(asyncio.Protocol):
         take: Take | None = None,
         *,
         holds_back: bool = True,
+        credentials: Credentials | None = None,
     ) -> None:
+        self._credentials = credentials
         self._on_requests = on_requests
         self._take = take
         self._holds_back = holds_back
@@ -69,6 +79,7 @@ class Peer(asyncio.Protocol):
         self.address: tuple[str, int] = ("", 0)
         self.last_active = self.last_received = time.monotonic()
         self.is_closed = False
+        self._why = ""  # if more is known than that
         self.memo: object = None  # what whoever serves it keeps with it
         self.kept = 0  # bytes that whoever serves it keeps for it
 
@@ -83,6 +94,10 @@ class Peer(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         # the other end of a pair has no name
         self.address = (name[0], name[1]) if name else ("127.0.0.1", 0)
+
+    def use(self, transport: asyncio.Transport) -> None:
+        """From now on this one, which has the same socket."""
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self.last_active = self.last_received = time.monotonic()
@@ -146,12 +161,17 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = True
         self._transport = None
+        if isinstance(error, TlsFailure):
+            self._why = f"{self}: {error}"
         waiting, self._waiting = self._waiting, {}
         for settle in waiting.values():
-            settle(ConnectionError(f"{self} closed the connection"))
+            settle(self._lost())
         self._wake()
         if self._on_close is not None:
             self._on_close(self)
+
+    def _lost(self) -> ConnectionError:
+        return ConnectionError(self._why or f"{self} closed the connection")
 
     def _wake(self) -> None:
         if self._drained is not None and not self._drained.done():
@@ -199,7 +219,7 @@ class Peer(asyncio.Protocol):
     def tell(self, request: Command) -> None:
         """One-way."""
         request.flag |= CommandFlag.ONEWAY
-        self._put(self._wire.ask(request)[1])
+        self._put(self._wire.ask(self._signed(request))[1])
 
     async def ask(self, request: Command, timeout: float) -> Command:
         """Its answer. Raises TimeoutError or ConnectionError."""
@@ -225,11 +245,14 @@ class Peer(asyncio.Protocol):
         Raises ConnectionError, LocalProtocolError.
         """
         if self.is_closed:
-            raise ConnectionError(f"{self} closed the connection")
-        opaque, data = self._wire.ask(request)
+            raise self._lost()
+        opaque, data = self._wire.ask(self._signed(request))
         self._put(data)
         self._waiting[opaque] = settle
         return opaque
+
+    def _signed(self, request: Command) -> Command:
+        return request if self._credentials is None else signed(request, self._credentials)
 
     def _put(self, data: bytes) -> None:
         if self._unwritten:
@@ -281,14 +304,6 @@ class Peer(asyncio.Protocol):
             self._transport.abort()
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """`host:port`. Raises ValueError."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ValueError(f"{text!r} is not an address: it is written like 127.0.0.1:9876")
-    return host.strip("[]"), int(port)
-
-
 def _resolve(waiting: "asyncio.Future[Command]", answer: Command | Exception) -> None:
     if waiting.done():
         return
@@ -303,19 +318,54 @@ async def connect(
     timeout: float = 3.0,
     on_requests: Callable[[Peer, list[Command]], None] = lambda peer, requests: None,
     on_close: Callable[[Peer], None] | None = None,
+    *,
+    security: Security = INSECURE,
 ) -> Peer:
-    """Raises ConnectionError or TimeoutError."""
+    """Raises ConnectionError or TimeoutError; ConfigError for files of `security.tls` that can't be
+    used."""
     host, port = parse_address(address)
+    peer = Peer(on_requests, on_close, holds_back=False, credentials=security.credentials)
+    is_connected = False
     try:
-        async with asyncio.timeout(timeout):
-            _, peer = await asyncio.get_running_loop().create_connection(
-                lambda: Peer(on_requests, on_close, holds_back=False), host, port
-            )
+        async with asyncio.timeout(timeout) as limit:
+            if security.tls is None:
+                await asyncio.get_running_loop().create_connection(lambda: peer, host, port)
+            else:
+                tls, name = security.tls, server_name(security.tls, host)
+                shell = ClientTransport(peer, await _context(tls), tls, name)
+                await asyncio.get_running_loop().create_connection(lambda: shell, host, port)
+                is_connected = True
+                await _shake_hands(shell, address, tls, name, limit.when() or 0)
     except TimeoutError:
-        raise TimeoutError(f"{address} did not accept a connection in {timeout:g} s") from None
+        what = "complete a TLS handshake" if is_connected else "accept a connection"
+        raise TimeoutError(f"{address} did not {what} in {timeout:g} s") from None
+    except TlsFailure:
+        raise
     except OSError as error:  # of several addresses, or of a name: not a ConnectionError
         raise ConnectionError(f"{address}: {error}") from error
     return peer
+
+
+async def _context(tls: ClientTls) -> ssl.SSLContext:
+    """The first one takes a while: the authorities of the system are read."""
+    return await asyncio.to_thread(tls.context)
+
+
+async def _shake_hands(
+    shell: ClientTransport, address: str, tls: ClientTls, name: str, deadline: float
+) -> None:
+    """Raises TlsFailure, with the address."""
+    try:
+        await shell.established
+    except OSError as error:
+        names: list[str] = []
+        if certificates.is_wrong_name(error):
+            left = deadline - asyncio.get_running_loop().time()
+            names = await asyncio.to_thread(certificates.names, address, tls, left / 2)
+        raise TlsFailure(f"{address}: {explain(error, tls, name, names)}") from error
+    except BaseException:  # nobody waits any more
+        shell.abort()
+        raise
 
 
 async def connect_pair(end: socket.socket) -> Peer:

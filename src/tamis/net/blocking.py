@@ -3,26 +3,42 @@
 Several requests may be on their way at once: `post` each, then take the answers as they come.
 """
 
+import contextlib
 import select
 import socket
+import ssl
 import time
 from typing import Final, Self
 
 from ..errors import RemoteProtocolError
+from ..security import INSECURE, ClientTls, Credentials, Security
+from ..security.credentials import signed
 from ..wire.codes import CommandFlag
 from ..wire.command import Command
 from ..wire.connection import Connection
-from .aio import parse_address
+from . import certificates
+from .addresses import parse_address
+from .tls import TlsFailure, TlsStream, explain, server_name
 
 __all__ = ["BlockingPeer", "connect"]
 
 _PIECE: Final = 1 << 20  # bytes asked of the socket at once
+_HANDSHAKE_PIECE: Final = 65_536
 
 
 class BlockingPeer:
-    """Not for several threads. What the other end asks of us is not answered."""
+    """Not for several threads. What the other end asks of us is not answered. Requests are signed
+    by `credentials`, and encrypted by `tls`, whose handshake is complete."""
 
-    def __init__(self, end: socket.socket, address: str) -> None:
+    def __init__(
+        self,
+        end: socket.socket,
+        address: str,
+        credentials: Credentials | None = None,
+        tls: "_Tls | None" = None,
+    ) -> None:
+        self._credentials = credentials
+        self._tls = tls
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = end
         self._address = address
@@ -47,6 +63,8 @@ class BlockingPeer:
 
         Raises LocalProtocolError.
         """
+        if self._credentials is not None:
+            request = signed(request, self._credentials)
         opaque, data = self._wire.ask(request)
         self._unsent.append(data)
         return opaque
@@ -88,7 +106,13 @@ class BlockingPeer:
             raise ConnectionError(f"{self} closed the connection")
         if not self._unsent:
             return
-        data, self._unsent = memoryview(b"".join(self._unsent)), []
+        plain, self._unsent = b"".join(self._unsent), []
+        try:
+            data = memoryview(
+                plain if self._tls is None else b"".join(self._tls.stream.send(plain))
+            )
+        except ssl.SSLError as error:
+            raise self._lost(error) from error
         deadline = time.monotonic() + timeout
         while data:
             self._socket.settimeout(0)
@@ -121,13 +145,23 @@ class BlockingPeer:
         if not size:
             self.close()
             raise ConnectionError(f"{self} closed the connection")
+        self._take(size)
+
+    def _take(self, size: int) -> None:
+        """Keep the answers in what was read."""
+        data: bytes = bytes(self._view[:size])
         try:
-            found = self._wire.receive(bytes(self._view[:size]))
-        except RemoteProtocolError as error:
+            if self._tls is not None:
+                data = self._tls.stream.receive(data)
+            found = self._wire.receive(data)
+        except (RemoteProtocolError, ssl.SSLError) as error:
             raise self._lost(error) from error
         for one in found:
             if one.flag & CommandFlag.RESPONSE:
                 self._answers[one.opaque] = one
+        if self._tls is not None and self._tls.stream.is_ended and not self._answers:
+            self.close()
+            raise ConnectionError(f"{self} closed the connection")
 
     def _left(self, deadline: float, timeout: float) -> float:
         left = deadline - time.monotonic()
@@ -140,6 +174,8 @@ class BlockingPeer:
 
     def _lost(self, error: Exception) -> ConnectionError:
         self.close()
+        if isinstance(error, ssl.SSLError) and self._tls is not None:
+            return TlsFailure(f"{self}: {explain(error, self._tls.wanted, self._tls.name)}")
         return ConnectionError(f"{self}: {error}")
 
     @property
@@ -148,14 +184,20 @@ class BlockingPeer:
         not closed it."""
         if self.is_closed or self._wire.outstanding or self._unsent or self._answers:
             return False
+        self._socket.settimeout(0)
         try:
-            self._socket.settimeout(0)
-            self._socket.recv(1, socket.MSG_PEEK)
+            if self._tls is None:
+                self._socket.recv(1, socket.MSG_PEEK)
+                return False  # closed, or it says something unasked
+            # with TLS there may be something for TLS itself
+            while size := self._socket.recv_into(self._buffer):
+                if self._tls.stream.receive(bytes(self._view[:size])):
+                    break
         except BlockingIOError:
-            return True
+            return not (self._tls is not None and self._tls.stream.is_ended)
         except OSError:
             pass
-        return False  # closed, or it says something unasked
+        return False
 
     def close(self) -> None:
         """At once. May be called again."""
@@ -163,11 +205,63 @@ class BlockingPeer:
         self._socket.close()
 
 
-def connect(address: str, timeout: float = 3.0) -> BlockingPeer:
-    """Raises ConnectionError or TimeoutError, ValueError for what is no address."""
+class _Tls:
+    """The TLS of a connection, and what was wanted of it."""
+
+    def __init__(self, tls: ClientTls, address: str) -> None:
+        """Raises ConfigError."""
+        self.wanted = tls
+        self.name = server_name(tls, parse_address(address)[0])
+        self.stream = TlsStream(tls.context(), server_side=False, name=self.name)
+        self._address = address
+
+    def shake_hands(self, end: socket.socket, deadline: float) -> None:
+        """Raises OSError."""
+        data = b""
+        try:
+            while not self.stream.shake(data):
+                self._send(end, deadline)
+                end.settimeout(max(deadline - time.monotonic(), 0.001))
+                data = end.recv(_HANDSHAKE_PIECE)
+                if not data:
+                    raise ConnectionResetError
+            self._send(end, deadline)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                with contextlib.suppress(OSError):
+                    self._send(end, deadline)  # why it fails
+            names: list[str] = []
+            if certificates.is_wrong_name(error):
+                left = deadline - time.monotonic()
+                names = certificates.names(self._address, self.wanted, left)
+            why = explain(error, self.wanted, self.name, names)
+            raise TlsFailure(f"{self._address}: {why}") from error
+
+    def _send(self, end: socket.socket, deadline: float) -> None:
+        end.settimeout(max(deadline - time.monotonic(), 0.001))
+        end.sendall(self.stream.flush())
+
+
+def connect(address: str, timeout: float = 3.0, *, security: Security = INSECURE) -> BlockingPeer:
+    """Raises ConnectionError or TimeoutError, ValueError for what is no address; ConfigError for
+    files of `security.tls` that can't be used."""
+    place = parse_address(address)
+    tls = _Tls(security.tls, address) if security.tls is not None else None
+    deadline = time.monotonic() + timeout
+    end = None
     try:
-        return BlockingPeer(socket.create_connection(parse_address(address), timeout), address)
-    except TimeoutError:
-        raise TimeoutError(f"{address} did not accept a connection in {timeout:g} s") from None
-    except OSError as error:
-        raise ConnectionError(f"{address}: {error}") from error
+        end = socket.create_connection(place, timeout)
+        if tls is not None:
+            tls.shake_hands(end, deadline)
+        return BlockingPeer(end, address, security.credentials, tls)
+    except BaseException as error:
+        if end is not None:
+            end.close()
+        if isinstance(error, TimeoutError):
+            what = "accept a connection" if end is None else "complete a TLS handshake"
+            raise TimeoutError(f"{address} did not {what} in {timeout:g} s") from None
+        if isinstance(error, OSError) and not isinstance(error, TlsFailure):
+            raise ConnectionError(f"{address}: {error}") from error
+        raise

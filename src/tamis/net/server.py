@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import math
 import socket
 import time
 from collections import deque
@@ -21,7 +20,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from ..errors import LocalProtocolError, ResponseError
+from ..errors import ConfigError, LocalProtocolError, ResponseError
+from ..security.tls import ServerContext, ServerTls
 from ..wire import command as commands
 from ..wire.codes import CommandFlag, ResponseCode
 from ..wire.command import Command
@@ -31,10 +31,13 @@ from ..wire.headers import Header
 from . import descriptors
 from .aio import BUSY, CROWDED, FLOODING, STOPPED, Peer, Take
 from .buffers import MEMORY, Buffers
+from .handshakes import Handshakes
 from .longwork import Abandoned, Long, LongWork
+from .rarely import Rarely
 from .tasks import Tasks
+from .tlstransport import ServerTransport
 
-__all__ = ["Answer", "Handler", "Request", "Result", "Route", "Server", "needless_header"]
+__all__ = ["Answer", "Gate", "Handler", "Request", "Result", "Route", "Server", "needless_header"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ _PIECE: Final = 64 * 2**10  # bytes to take apart at once
 _LARGE: Final = 128 * 2**10  # bytes that come at once of who sends much
 _FLOODING_AT_ONCE: Final = 4  # connections read from in one turn of the loop
 _MOST_UNDER_WAY: Final = 256  # requests of one connection; until some are answered it waits
-_REFUSAL_SECONDS: Final = 1.0  # between lines in the log about connections refused
+_CERTIFICATE_SECONDS: Final = 1.0  # between looks at the files of the certificate
 _ONEWAY, _RESPONSE = int(CommandFlag.ONEWAY), int(CommandFlag.RESPONSE)  # plain: they are hot
 
 
@@ -108,6 +111,7 @@ class Request:
             self.peer.write(data)
 
 
+Gate = Callable[[Peer, Command], str | None]  # why a request is refused
 Result = Answer | None | Coroutine[Any, Any, Answer | None] | Long[Answer]
 Handler = Callable[[Any, Request], Result]
 
@@ -138,10 +142,14 @@ class Server:
         most_connections: int = MOST_CONNECTIONS,
         connection_memory: int = MEMORY,
         tasks: Tasks | None = None,
+        gate: Gate | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         """`connection_memory`: bytes that all connections may keep together. `tasks`: where its
-        own background tasks belong."""
+        own background tasks belong. `gate` is asked about each request first. Raises ConfigError
+        for a certificate that can't be used."""
         self._routes = routes
+        self._gate = gate
         self._take: Take | None = None
         self._on_close = on_close
         self._idle_seconds = idle_seconds
@@ -154,8 +162,14 @@ class Server:
         self._in_turn: dict[_ServerPeer, None] = {}  # those with requests that wait
         self._flooding: dict[_ServerPeer, None] = {}  # those that are not read from for a moment
         self._is_round_due = False
-        self._last_refusal = -math.inf  # when one was logged
-        self._unlogged = 0  # connections refused since
+        self._refusals = Rarely(log)
+        self.certificate: ServerContext | None = None
+        self.handshakes: Handshakes | None = None
+        self._takes_plain = True
+        if tls is not None and tls.mode != "disabled":
+            self.certificate = ServerContext(tls)
+            self.handshakes = Handshakes(self.certificate)
+            self._takes_plain = tls.mode == "permissive"
         self.refused = 0  # connections, since the start
         self.work = LongWork()
         self.buffers = Buffers(connection_memory)
@@ -166,9 +180,8 @@ class Server:
         descriptors.count(self.peers)
         loop = asyncio.get_running_loop()
         # a deep queue: many clients come back at once after a restart
-        server = await loop.create_server(
-            self._connected, host, port, backlog=1024, start_serving=False
-        )
+        connected = self._connected if self.handshakes is None else self._connected_by_tls
+        server = await loop.create_server(connected, host, port, backlog=1024, start_serving=False)
         if not server.sockets:  # asyncio passes over an address for which it gets no socket
             raise OSError(errno.EMFILE, f"no socket for {host}:{port}; are too many files open?")
         self._listening.append(server)
@@ -188,6 +201,8 @@ class Server:
         self._take = take
         self._background.keep("idle connections", self._close_idle)
         self._background.keep("connection memory", self._review_buffers)
+        if self.certificate is not None:
+            self._background.keep("certificate", self._watch_certificate)
         for server in self._listening:
             await server.start_serving()
 
@@ -235,6 +250,11 @@ class Server:
 
     def _connected(self) -> Peer:
         return _ServerPeer(self)
+
+    def _connected_by_tls(self) -> ServerTransport:
+        assert self.handshakes is not None
+        peer = _ServerPeer(self)
+        return ServerTransport(peer, self.handshakes, peer.use if self._takes_plain else None)
 
     def _serve(self, peer: "_ServerPeer") -> None:
         """Answers requests of a connection for its share of time; it comes again if there are
@@ -307,6 +327,13 @@ class Server:
 
     def _answer(self, peer: "_ServerPeer", request: Request) -> Answer | None:
         command = request.command
+        if self._gate is not None:  # before anything else, as RocketMQ's RPC hooks
+            try:
+                refusal = self._gate(peer, command)
+            except Exception as error:
+                return self._failed(request, error)
+            if refusal is not None:
+                return Answer(code=ResponseCode.SYSTEM_ERROR, remark=refusal)
         route = self._routes.get(command.code)
         if route is None:
             remark = f" request type {command.code} not supported"
@@ -377,6 +404,16 @@ class Server:
             await asyncio.sleep(_REVIEW_SECONDS)
             self.buffers.review()
 
+    async def _watch_certificate(self) -> None:
+        certificate = self.certificate
+        while certificate is not None:
+            await asyncio.sleep(_CERTIFICATE_SECONDS)
+            try:
+                if await asyncio.to_thread(certificate.reload):
+                    log.info("certificate %s: reloaded", certificate.tls.cert)
+            except ConfigError as error:
+                log.error("%s; the certificate that was loaded before stays in force", error)
+
     def _admit(self, peer: Peer) -> bool:
         """Whether there may be one more connection."""
         if len(self.peers) >= self._most_connections:
@@ -386,12 +423,7 @@ class Server:
         else:
             return True
         self.refused += 1
-        self._unlogged += 1
-        now = time.monotonic()
-        if now - self._last_refusal >= _REFUSAL_SECONDS:
-            others = f"; {self._unlogged - 1} others before it" if self._unlogged > 1 else ""
-            log.warning("%s: closed: %s%s", peer, why, others)
-            self._last_refusal, self._unlogged = now, 0
+        self._refusals.warn(f"{peer}: closed: {why}")
         return False
 
 

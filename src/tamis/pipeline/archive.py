@@ -70,7 +70,7 @@ _OPTIONS: Final = {
     },
     "orc": {"compression": "zstd"},
 }
-_BY_BATCH: Final = "1g"  # a stream takes so much of the archive at a time
+_BY_BATCH: Final = str(2**30)  # bytes: a stream takes so much of the archive at a time
 _RETRIES: Final = "%RETRY%"  # a topic's name begins so; its messages have the one they came from
 _FEW_TOPICS: Final = 10  # that are told
 
@@ -272,8 +272,8 @@ class ArchiveSummary(Summary):
         return [f"  {self.files} files in {self.path}: {', '.join(places) or 'nothing new'}"]
 
 
-def check(config: Config) -> None:
-    """What can be known before Spark starts. Raises Error."""
+def check(config: Config) -> int | None:
+    """What can be known before Spark starts. Return how many messages lie ahead. Raises Error."""
     archive = _of(config)
     if config.source.archive is not None:
         raise ConfigError(f"{config.file}: an archive of an archive: copy its directory instead")
@@ -293,7 +293,7 @@ def check(config: Config) -> None:
         _check_same(config, files.of(archive.path), None)
         if is_local(config.checkpoint):
             _check_last(files.of(archive.path), archive.path, checkpoint.planned)
-    sources.check(config.source, checkpoint.offsets(checkpoint.planned))
+    return sources.check(config.source, checkpoint.offsets(checkpoint.planned))
 
 
 def run(

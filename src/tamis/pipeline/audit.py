@@ -45,6 +45,7 @@ LISTED_SCHEMA: Final = (
 THE_TABLE: Final = "the table of an audit"  # as `outputs` knows them
 THE_LIST: Final = "the list of lost messages of an audit"
 _SHOWN: Final = 100  # lost messages in the report
+_TOLD: Final = 50  # sentences on filters in code
 _TIMEOUT: Final = 10.0  # seconds for an answer, unless [source] options has requestTimeout
 
 
@@ -108,10 +109,10 @@ def gather(source: Source) -> list[BrokerGroups]:
     """Ask for what is known of the groups now. Raises Error, TimeoutError."""
     if source.store is not None:
         return [read_store(source.store, _option(source, "broker") or "")]
-    timeout = Options.parse(
+    options = Options.parse(
         {**sources.place_of(source), **source.options, "topic": source.topics[0]}, of_log=False
-    ).timeout
-    return ask_brokers(source.nameserver or "", source.topics, timeout)
+    )
+    return ask_brokers(source.nameserver or "", source.topics, options.timeout, options.security)
 
 
 def _option(source: Source, name: str) -> str | None:
@@ -199,6 +200,7 @@ class _Job:
             with watched(self._spark, report, messages):
                 over_time = _over_time(judged)
             self._add_totals(over_time)
+            self._tell_of_code(judged)
             lost = _lost(judged, self._groups)
             if audit.lost is not None:
                 outputs.write(lost, audit.lost, THE_LIST, self._spark)
@@ -236,7 +238,15 @@ class _Job:
         after = None if source.start == "earliest" else millis_of(source.start)
         before = None if source.end == "latest" else millis_of(source.end)
         is_table = self._audit.table is not None
-        work = fates.judged_by(groups, is_table=is_table, after=after, before=before)
+        servers = {broker.broker: broker.filter_servers for broker in self._brokers}
+        work = fates.judged_by(
+            groups,
+            is_table=is_table,
+            after=after,
+            before=before,
+            servers=servers,
+            security=sources.security_of(source),
+        )
         return sources.map_source(self._spark, source, fates.READ, work, fates.SCHEMA)
 
     def _add_totals(self, over_time: "OverTime") -> None:
@@ -250,6 +260,21 @@ class _Job:
         summary.messages = sum(summary.groups[0].fates.values()) if summary.groups else 0
         summary.unknown += _unknown(self._brokers, over_time)
         summary.notes += _expired(self._brokers, self._bounds, self._groups)
+
+    def _tell_of_code(self, judged: DataFrame) -> None:
+        """Say which classes judged, and why others did not."""
+        rows = judged.where(F.col("kind") == fates.CODE).groupBy("group", "reason")
+        told = rows.agg(F.sum("count").alias("count")).orderBy("group", "reason")
+        for row in told.limit(_TOLD).collect():
+            group = self._groups[row["group"]]
+            if row["count"] is None:
+                name = row["reason"].partition("#")[0]
+                self.summary.notes.append(
+                    f"{group}: code {name} was run by filter servers as it is now; if it was"
+                    " changed since, it may have said otherwise then"
+                )
+            else:
+                self.summary.unknown.append(f"{group}, {row['count']:,} messages: {row['reason']}")
 
 
 @dataclass(frozen=True, slots=True)

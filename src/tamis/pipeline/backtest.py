@@ -5,6 +5,7 @@ way (Spark's `observe`); how wide a bucket is to be is known only then, so that 
 are few, are added up afterwards.
 """
 
+import inspect
 import json
 import math
 import re
@@ -46,6 +47,8 @@ __all__ = [
     "run_on",
 ]
 
+# Before Spark 4.2 `min_by` gives one: it is asked for one of each of as many parts of the messages.
+_HAS_FEW: Final = len(inspect.signature(F.min_by).parameters) > 2
 KINDS: Final = ("matched", "not_matched", "failed", "gained", "lost")  # samples are of each
 _AUTO: Final = "auto"
 _MOST_AUTO: Final = 40  # buckets, if we choose
@@ -365,7 +368,11 @@ def _few(kind: str, samples: int) -> Column:
     candidate = _is(kind)
     if kind == "not_matched":
         candidate &= F.pmod("_order", F.lit(_ONE_IN)) == 0
-    return F.min_by("_message", F.when(candidate, F.col("_order")), samples).alias(kind)
+    if _HAS_FEW:
+        return F.min_by("_message", F.when(candidate, F.col("_order")), samples).alias(kind)
+    of_each = [candidate & (F.pmod("_order", F.lit(samples)) == n) for n in range(samples)]
+    few = [F.min_by("_message", F.when(one, F.col("_order"))) for one in of_each]
+    return F.array_compact(F.array(*few)).alias(kind)
 
 
 def _counted(rows: DataFrame, width: int, count: Column | None = None) -> DataFrame:

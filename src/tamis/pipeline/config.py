@@ -1,9 +1,10 @@
 """A pipeline file: TOML, checked as far as it can be without Spark.
 
-    [source]            one of nameserver, store, archive; topic, start, end, dialect, options
+    [source]            one of nameserver, store, archive; profile; topic, start, end, dialect,
+                        options
     job                 route, archive, replay or audit; may stand in [run]
-    [run]               checkpoint, summary, max_offsets_per_batch, interval
-    [[subscription]]    group, one of tags, sql, code; isolation of code; sink
+    [run]               checkpoint, summary, metrics, max_offsets_per_batch, interval
+    [[subscription]]    group, one of tags, sql, code; isolation of code; sink (`sink_config`)
     [unmatched]         sink
     [archive]           path, format, properties, options
     [replay]            one of tags, sql, code, or none; isolation; since, until or offsets; rate;
@@ -28,7 +29,17 @@ from ..errors import ConfigError, InvalidFilter
 from ..filter import Dialect, parse
 from ..filter.tags import parse_tags
 from .audit_config import Audit, Output, ReplayOfLost, audit_of, replay_of_lost
-from .table import Table, is_local, near
+from .sink_config import (
+    DEFAULT_COLUMNS,
+    FILE_FORMATS,
+    OTHER_COLUMNS,
+    Sink,
+    format_of,
+    nameserver_of,
+    refuse_secrets,
+    sink_of,
+)
+from .table import Table, is_local
 
 __all__ = [
     "ALL",
@@ -54,17 +65,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Of a message as the sources give it (`tamis.spark.schema`, which loads Spark).
-DEFAULT_COLUMNS: Final = (
-    *("topic", "broker", "queue_id", "offset", "store_timestamp", "born_timestamp"),
-    *("tags", "keys", "properties", "body", "message_id"),
-)
-OTHER_COLUMNS: Final = (
-    *("property_string", "tags_code", "reconsume_times", "flag", "sys_flag", "log_offset"),
-    *("born_host", "store_host"),
-)
-# What a message in another topic is made of, and where it was: its key.
-_SENT: Final = ("topic", "broker", "queue_id", "offset", "tags", "keys", "properties", "body")
+FILTERS: Final = ("tags", "sql", "code")
+_PLACES: Final = ("nameserver", "store", "archive")
 JOBS: Final = ("route", "archive", "replay", "audit")
 # Of code: it is the job's own, or a stranger's, which must be locked in (`tamis.sandbox`).
 ISOLATION: Final = ("off", "required")
@@ -78,6 +80,7 @@ class Source:
     nameserver: str | None = None
     store: str | None = None
     archive: str | None = None
+    connection: Mapping[str, str] = field(default_factory=dict)  # options of keys, TLS, the profile
     topics: tuple[str, ...] = ()  # none: all of a store or an archive
     start: str = "earliest"  # or latest, ISO 8601, milliseconds
     end: str = "latest"
@@ -111,43 +114,6 @@ class Source:
     def name(self) -> str:
         """For a person."""
         return f"{self.kind} {self.place}, {self.what}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sink:
-    """Where rows go. `path` is absolute or has a scheme."""
-
-    format: str
-    path: str | None = None
-    topic: str | None = None  # of format rocketmq
-    nameserver: str | None = None  # of format rocketmq; the source's if the file names none
-    table: str | None = None  # of a catalog, instead of a path
-    columns: tuple[str, ...] = DEFAULT_COLUMNS
-    options: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"{self.format} {self.path or self.topic or self.table or ''}".strip()
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The columns it takes of a message."""
-        return _SENT if self.format == "rocketmq" else self.columns
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "format": self.format,
-            "path": self.path,
-            "topic": self.topic,
-            "nameserver": self.nameserver,
-            "table": self.table,
-            "columns": list(self.columns),
-            "options": dict(self.options),
-        }
-
-    @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> "Sink":
-        return Sink(**{**fields, "columns": tuple(fields["columns"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +188,7 @@ class Config:
     job: str
     checkpoint: str
     summary: str
+    metrics: str | None = None  # a file of this machine: a line of JSON for each batch
     max_offsets_per_batch: int | None = None  # more: fewer, longer batches
     interval: float = 1.0  # seconds between batches of a continuous run; more: fewer, larger files
     subscriptions: tuple[Subscription, ...] = ()
@@ -240,8 +207,9 @@ def millis_of(text: str) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def load(file: str | Path) -> Config:
-    """Raises ConfigError, and OSError if the file can't be read."""
+def load(file: str | Path, profile: str | None = None) -> Config:
+    """`profile`: of a source over the wire that names none. Raises ConfigError, and OSError if the
+    file can't be read."""
     file = Path(file)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
@@ -254,7 +222,7 @@ def load(file: str | Path) -> Config:
     job = top.choice("job", JOBS, "") if top.has("job") else run.choice("job", JOBS, "route")
     stem = file.absolute().parent / ".tamis" / file.stem
     checkpoint = run.path("checkpoint", str(stem))
-    source = _source(top.table("source"))
+    source = _source(top.table("source"), profile)
     if source.lost is not None and job != "replay":
         raise top.error(f"[source] lost is for job replay, not {job}")
     config = Config(
@@ -263,6 +231,7 @@ def load(file: str | Path) -> Config:
         job=job,
         checkpoint=checkpoint,
         summary=run.path("summary", f"{checkpoint.rstrip('/')}/summary.json"),
+        metrics=_metrics(run, job),
         max_offsets_per_batch=run.positive("max_offsets_per_batch"),
         interval=run.number("interval") or 1.0,
         **_OF_JOB[job](top, source),
@@ -272,16 +241,25 @@ def load(file: str | Path) -> Config:
     return config
 
 
+def _metrics(run: Table, job: str) -> str | None:
+    path: str | None = run.path("metrics", None)
+    if path is not None and job not in ("route", "archive"):
+        raise run.error(f"metrics is for route and archive, which have batches, not for {job}")
+    if path is not None and not is_local(path):
+        raise run.error(f"metrics = {path!r}: it is a file of this machine")
+    return path
+
+
 def _route(top: Table, source: Source) -> dict[str, Any]:
     subscriptions: dict[str, Subscription] = {}
     places: dict[tuple[str, str], str] = {}
     tables = top.tables("subscription")
     if not tables:
-        raise top.error("has no [[subscription]]: nothing would be routed")
+        raise top.missing("has no [[subscription]]: nothing would be routed", "subscription")
     for number, table in enumerate(tables, 1):
         group = table.text("group", "")
         if not group:
-            raise table.error(f"the {_ordinal(number)} has no group")
+            raise table.missing(f"the {_ordinal(number)} has no group", "group")
         table.where = f"{top.where}subscription {group}: "
         if not _GROUP.fullmatch(group):
             raise table.error("a group is named by letters, digits, _, -, % and |, at most 255")
@@ -289,7 +267,8 @@ def _route(top: Table, source: Source) -> dict[str, Any]:
             raise table.error("there are two of that group")
         filter = _filter(table, source.dialect)
         if filter is None:
-            raise table.error("has no filter: give it one of tags, sql and code")
+            text = "has no filter: give it one of tags, sql and code"
+            raise table.missing(text, *FILTERS)
         sink = _sink(table.table("sink"), source)
         _check_place(places, sink, f"subscription {group}", table)
         table.end()
@@ -307,7 +286,7 @@ def _archive(top: Table, source: Source) -> dict[str, Any]:
     table = top.table("archive")
     archive = Archive(
         path=table.path("path"),
-        format=_format(table.text("format", "parquet")),
+        format=format_of(table.text("format", "parquet")),
         properties=table.texts("properties", ()),
         options=table.options(),
     )
@@ -346,15 +325,24 @@ def _replay(top: Table, source: Source) -> dict[str, Any]:
 _OF_JOB: Final = {"route": _route, "archive": _archive, "replay": _replay, "audit": audit_of}
 
 
-def _source(table: Table) -> Source:
-    given = [name for name in ("nameserver", "store", "archive") if table.has(name)]
-    if len(given) != 1:
+def _source(table: Table, profile: str | None) -> Source:
+    given = [name for name in _PLACES if table.has(name)]
+    named = table.text_or_none("profile")
+    if named is not None and given not in ([], ["nameserver"]):
+        raise table.error(f"profile is for a nameserver, not for {given[0]}: leave it out")
+    found = None
+    if given in ([], ["nameserver"]):
+        profile = named if named is not None else profile
+        found = nameserver_of(table, table.text_or_none("nameserver"), profile)
+    if len(given) != 1 and found is None:
         said = f"has {' and '.join(given)}" if given else "does not say where messages are"
-        raise table.error(f"{said}: give it one of nameserver, store and archive")
+        text = f"{said}: give it one of nameserver, store and archive"
+        raise table.error(text) if given else table.missing(text, *_PLACES)
     topics = table.texts("topic", ())
     lost = table.path("lost", None)
     source = Source(
-        nameserver=table.text_or_none("nameserver"),
+        nameserver=found,
+        connection={"profile": profile} if found is not None and profile is not None else {},
         store=table.path("store", None),
         archive=table.path("archive", None),
         topics=topics,
@@ -364,6 +352,12 @@ def _source(table: Table) -> Source:
         options=table.options(),
         lost=lost,
     )
+    refuse_secrets(table, source.options)
+    if source.store is not None and not is_local(source.store):
+        raise table.error(
+            f"store = {source.store!r}: a store's files are read by their path on all machines,"
+            " not through Hadoop: mount it, archive it or give a nameserver"
+        )
     table.end()
     is_named = topics or lost is not None or any(map(names_topics, source.options))
     if source.nameserver is not None and not is_named:
@@ -376,7 +370,7 @@ def names_topics(option: str) -> bool:
 
 
 def _filter(table: Table, dialect: str) -> Filter | None:
-    given = [kind for kind in ("tags", "sql", "code") if table.has(kind)]
+    given = [kind for kind in FILTERS if table.has(kind)]
     if len(given) > 1:
         raise table.error(f"has both {' and '.join(given)}: give it one of them")
     if not given:
@@ -411,94 +405,13 @@ def _code(table: Table, text: str) -> str:
         raise table.error(f"code: {path} can't be read: {error}") from None
 
 
-FILE_FORMATS: Final = ("parquet", "json", "csv", "orc", "avro", "text")
-_TABLE_FORMATS: Final = ("delta", "iceberg", "hudi")
-_TEXTS: Final = (
-    *("topic", "broker", "tags", "keys", "message_id"),
-    *("property_string", "born_host", "store_host"),
-)
-_KEYS_OF: Final = {
-    **dict.fromkeys(FILE_FORMATS, ("path", "columns", "options")),
-    "rocketmq": ("topic", "nameserver", "options"),
-    "console": ("columns", "options"),
-    "noop": ("columns",),
-}
-_OTHER_KEYS: Final = ("path", "table", "columns", "options")  # of what is not in that
-
-
 def _sink(table: Table, source: Source) -> Sink:
-    name = _format(table.text("format"))
-    keys = _KEYS_OF.get(name, _OTHER_KEYS)
-    for key in ("path", "topic", "nameserver", "table", "columns", "options"):
-        if table.has(key) and key not in keys:
-            raise table.error(f"{key} is not for format {name}, which takes {', '.join(keys)}")
-    sink = Sink(
-        format=name,
-        path=table.path("path", None),
-        topic=table.text_or_none("topic"),
-        nameserver=table.text_or_none("nameserver")
-        or (source.nameserver if name == "rocketmq" else None),
-        table=table.text_or_none("table"),
-        columns=table.texts("columns", DEFAULT_COLUMNS),
-        options=table.options(),
+    return sink_of(
+        table,
+        nameserver=source.nameserver,
+        profile=source.connection.get("profile"),
+        is_archive=source.archive is not None,
     )
-    why = _why_not_columns(sink) or _why_not_place(sink)
-    if source.archive is not None and "property_string" in sink.columns:
-        why = "columns: an archive has no property_string: name properties"
-    if why:
-        raise table.error(why)
-    table.end()
-    return sink
-
-
-def _format(name: str) -> str:
-    """Case does not count in Spark's names, but does in those of classes."""
-    return name if "." in name else name.lower()
-
-
-def _why_not_columns(sink: Sink) -> str | None:
-    for column in sink.columns:
-        if column not in DEFAULT_COLUMNS + OTHER_COLUMNS:
-            hint = near(column, DEFAULT_COLUMNS + OTHER_COLUMNS)
-            return f"columns: a message has no {column}{hint}"
-    if len(set(sink.columns)) < len(sink.columns):
-        return "columns: one is named twice"
-    if not sink.columns:
-        return "columns: there are none"
-    bad = [name for name in ("properties", "body") if name in sink.columns]
-    if sink.format == "csv" and bad:
-        return f"csv has no room for {' and '.join(bad)}: name the others, columns = [...]"
-    if sink.format == "text" and (len(sink.columns) > 1 or sink.columns[0] not in _TEXTS):
-        return f'text takes one column, of text: columns = ["keys"], or {", ".join(_TEXTS)}'
-    return None
-
-
-def _why_not_place(sink: Sink) -> str | None:
-    name = sink.format
-    if name == "rocketmq":
-        if sink.topic is None:
-            return "format rocketmq needs a topic"
-        if sink.nameserver is None:
-            return "format rocketmq needs a nameserver: the source has none"
-        for option in sink.options:
-            if option.lower() in ("topic", "path", "nameserver"):
-                return f"options: {option} is what the sink says itself"
-    elif name == "console":
-        for option, value in sink.options.items():
-            if option.lower() != "numrows":
-                return f"options: console has no {option}: it takes numRows"
-            if not value.isdigit():
-                return f"options: numRows = {value}: it takes a whole number"
-    elif name in FILE_FORMATS:
-        if sink.path is None:
-            return f"format {name} needs a path"
-    elif name != "noop":
-        if sink.path is not None and sink.table is not None:
-            return "has both path and table: give it one of them"
-        is_placed = sink.path is not None or sink.table is not None
-        if not is_placed and (name in _TABLE_FORMATS or not sink.options):
-            return f"format {name} needs a path or a table"
-    return None
 
 
 def _check_place(places: dict[tuple[str, str], str], sink: Sink, who: str, table: Table) -> None:

@@ -1,10 +1,12 @@
 """Rows of messages judged on Spark's workers: counts, messages that were lost, and fates if asked.
 
-Three kinds of rows come of a batch of messages, told apart by `kind`:
+Four kinds of rows come of a batch of messages, told apart by `kind`:
 
     COUNT    how many messages of a stretch of time had a fate for a group
     LOST     a message that was lost to a group, with the reason
     MESSAGE  a message and its fates, one for each group, in their order
+    CODE     a class of a group that filter servers were asked about: `reason` is its name, and
+             `count` is null; or why it was not judged, and how many messages are UNKNOWN for that
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from ..fate import Fate, MessageFacts, judge
-from .judging import FATES, Batches, GroupRecord, Judge, Messages, Outcomes, alike, queue_parts
+from ..security import INSECURE, Security
+from ..spark.codejudges import CodeJudges, FilterServers
+from .judging import FATES, Batches, GroupFates, GroupRecord, Judge, Messages, alike, queue_parts
 
-__all__ = ["COUNT", "LOST", "MESSAGE", "READ", "SCHEMA", "judged_by", "width_of"]
+__all__ = ["CODE", "COUNT", "LOST", "MESSAGE", "READ", "SCHEMA", "judged_by", "width_of"]
 
-COUNT, LOST, MESSAGE = range(3)
+COUNT, LOST, MESSAGE, CODE = range(4)
 READ: Final = (
     *("topic", "broker", "queue_id", "offset", "store_timestamp", "tags", "message_id"),
     *("property_string", "tags_code", "log_offset"),
@@ -58,24 +62,60 @@ class _Worker:
     is_table: bool
     after: int | None
     before: int | None
+    servers: FilterServers
+    security: Security
 
     def __call__(self, batches: Batches) -> Batches:
-        judges = Judge(self.groups)
-        for whole in batches:
-            batch = _in_time(whole, self.after, self.before)
-            if not len(batch):
-                continue
-            fates = np.empty((len(batch), len(self.groups)), np.uint8)
-            for rows, messages in queue_parts(batch):
-                outcomes = Outcomes(messages)
-                for number, own in enumerate(judges.judge(messages, outcomes)):
-                    fates[rows, number] = own
-                    lost = np.flatnonzero(own == _LOST_NUMBER)
-                    if len(lost):
-                        yield _lost_rows(messages, outcomes, lost, number, self.groups[number])
-            yield _counts(batch, fates)
-            if self.is_table:
-                yield _messages(batch, fates)
+        judges, code_judges = Judge(self.groups), CodeJudges(self.servers, self.security)
+        told = _ToldOfCode()
+        try:
+            for whole in batches:
+                batch = _in_time(whole, self.after, self.before)
+                if not len(batch):
+                    continue
+                fates = np.empty((len(batch), len(self.groups)), np.uint8)
+                for rows, messages in queue_parts(batch):
+                    judged = judges.judge(messages, code_judges.outcomes)
+                    for number, own in enumerate(judged):
+                        fates[rows, number] = own.fates
+                        told.add(number, own)
+                        lost = np.flatnonzero(own.fates == _LOST_NUMBER)
+                        if len(lost):
+                            yield _lost_rows(messages, own, lost, number, self.groups[number])
+                yield _counts(batch, fates)
+                if self.is_table:
+                    yield _messages(batch, fates)
+        finally:
+            code_judges.close()
+        if told:
+            yield told.rows()
+
+
+class _ToldOfCode:
+    """What was heard of classes in a partition."""
+
+    def __init__(self) -> None:
+        self._asked: set[tuple[int, str]] = set()  # by group
+        self._unknown: dict[tuple[int, str], int] = {}
+
+    def add(self, number: int, judged: GroupFates) -> None:
+        self._asked |= {(number, name) for name in judged.asked}
+        for why, count in judged.unknown.items():
+            key = (number, why)
+            self._unknown[key] = self._unknown.get(key, 0) + count
+
+    def __bool__(self) -> bool:
+        return bool(self._asked or self._unknown)
+
+    def rows(self) -> pa.RecordBatch:
+        keys = [*self._asked, *self._unknown]
+        counts = [None] * len(self._asked) + [*self._unknown.values()]
+        columns = {
+            "group": pa.array([number for number, _ in keys], pa.int32()),
+            "reason": pa.array([text for _, text in keys], pa.string()),
+            "count": pa.array(counts, pa.int64()),
+        }
+        return _rows(len(keys), CODE, columns)
 
 
 def judged_by(
@@ -84,11 +124,13 @@ def judged_by(
     is_table: bool,
     after: int | None = None,
     before: int | None = None,
+    servers: FilterServers | None = None,
+    security: Security = INSECURE,
 ) -> Callable[[Batches], Batches]:
     """Return a function for workers, from rows of `READ` to rows of `SCHEMA`. The fates of every
     message are among them if `is_table`. Messages stored from `after` on and before `before`, which
-    are milliseconds, are judged."""
-    work = _Worker(tuple(groups), is_table, after, before)
+    are milliseconds, are judged. `servers` are asked where code decides, with these keys."""
+    work = _Worker(tuple(groups), is_table, after, before, servers or {}, security)
 
     def judge_batches(batches: Batches) -> Batches:
         return work(batches)
@@ -114,7 +156,7 @@ def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return millis
 
 
-def _reason(messages: Messages, row: int, group: GroupRecord) -> str | None:
+def _reason(messages: Messages, judged: GroupFates, row: int, group: GroupRecord) -> str | None:
     topic, broker, queue_id = messages.queue
     text = messages.property_strings[row].as_py() or ""
     parts = [part.partition("\x01") for part in text.split("\x02")]
@@ -127,6 +169,7 @@ def _reason(messages: Messages, row: int, group: GroupRecord) -> str | None:
         properties={name: value for name, _, value in parts if name and value},
         stored=int(messages.stored[row]),
         message_id=message_id,
+        code_outcomes=judged.outcomes.of_code(row),
     )
     place = None if messages.log_offsets is None else int(messages.log_offsets[row])
     retry = group.retries.of(message_id, place)
@@ -203,7 +246,7 @@ def _messages(batch: pa.RecordBatch, fates: npt.NDArray[np.uint8]) -> pa.RecordB
 
 def _lost_rows(
     messages: Messages,
-    outcomes: Outcomes,
+    judged: GroupFates,
     rows: npt.NDArray[np.int64],
     number: int,
     group: GroupRecord,
@@ -211,8 +254,8 @@ def _lost_rows(
     topic, broker, queue_id = messages.queue
     size, chosen = len(rows), pa.array(rows)
     stored = pa.array(messages.stored[rows]).cast(pa.timestamp("ms", "UTC"))
-    some, kinds = alike(messages, outcomes, group.of_queue(messages.queue), rows)
-    reasons = pa.array([_reason(messages, int(row), group) for row in some], pa.string())
+    some, kinds = alike(messages, judged.outcomes, group.of_queue(messages.queue), rows)
+    reasons = pa.array([_reason(messages, judged, int(row), group) for row in some], pa.string())
     columns = {
         "topic": pa.repeat(topic, size),
         "broker": pa.repeat(pa.scalar(broker or None, pa.string()), size),

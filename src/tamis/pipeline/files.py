@@ -3,10 +3,11 @@
 `of` chooses by the path: without a scheme it is local and needs no Spark.
 """
 
+import errno
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import ConfigError
 from .config import is_local
@@ -17,8 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["Files", "check_writable", "existing", "for_spark", "of"]
 
 
+# File systems that rename a directory in one step. Others are taken for object stores, where it is
+# a copy and a deletion of each file, and may be cut off between any two.
+_ATOMIC: Final = ("file", "hdfs", "webhdfs", "viewfs", "abfs", "abfss", "maprfs", "ofs")
+
+
 class Files(Protocol):
     """Of one directory tree; paths are whole. Errors of the system are OSError."""
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether a directory is renamed in one step."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -34,7 +44,7 @@ class Files(Protocol):
         """The whole file or, after a crash, what was there before."""
 
     def rename(self, path: str, to: str) -> None:
-        """`to` must not be there. Atomic where the file system's rename is (not on S3)."""
+        """Fails if `to` is there. In one step if `is_atomic`."""
 
     def remove(self, path: str) -> None:
         """With all that is in it, if it is there."""
@@ -74,6 +84,8 @@ def check_writable(path: str, what: str) -> None:
 
 
 class _Local:
+    is_atomic = True
+
     def exists(self, path: str) -> bool:
         return Path(path).exists()
 
@@ -106,12 +118,27 @@ class _Local:
 
 
 class _Hadoop:
+    """Renames go through Hadoop's FileContext, which refuses or replaces what is there in one step;
+    FileSystem's would move a directory into one of that name."""
+
     def __init__(self, path: str, spark: "SparkSession") -> None:
         jvm: Any = spark._jvm  # None under Spark Connect, where jobs do not run
         assert jvm is not None
-        self._path = jvm.org.apache.hadoop.fs.Path
+        hadoop = jvm.org.apache.hadoop.fs
+        self._path = hadoop.Path
         conf = spark._jsc.hadoopConfiguration()
         self._system = self._call(lambda: self._path(path).getFileSystem(conf))
+        self.is_atomic = path.partition(":")[0].lower() in _ATOMIC
+        self._context: Any = None
+        try:
+            if self.is_atomic:
+                uri = self._system.getUri()
+                self._context = self._call(lambda: hadoop.FileContext.getFileContext(uri, conf))
+        except OSError:  # a connector without an AbstractFileSystem, as some are
+            pass
+        new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]
+        self._keeping, self._replacing = (new_array(hadoop.Options.Rename, n) for n in (0, 1))
+        self._replacing[0] = hadoop.Options.Rename.OVERWRITE
 
     def exists(self, path: str) -> bool:
         return bool(self._call(lambda: self._system.exists(self._path(path))))
@@ -133,28 +160,49 @@ class _Hadoop:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
+        if not self.is_atomic:  # an object is there whole when it is closed, or as it was
+            self._put(path, text)
+            return
         parent, _, name = path.rpartition("/")
         new = f"{parent}/.{name}.new"
-        stream = self._call(lambda: self._system.create(self._path(new), True))
-        self._call(lambda: stream.write(bytearray(text.encode())))
-        self._call(stream.close)
-        # HDFS renames over nothing: between the two calls the file is missing, `.new` is whole.
-        if self.exists(path):
-            self.remove(path)
+        self._put(new, text)
+        if self._context is not None:
+            self._move(new, path, self._replacing)
+            return
+        # Between the two calls the file is missing, `.new` is whole.
+        self.remove(path)
         self.rename(new, path)
 
+    def _put(self, path: str, text: str) -> None:
+        stream = self._call(lambda: self._system.create(self._path(path), True))
+        self._call(lambda: stream.write(bytearray(text.encode())))
+        self._call(stream.close)
+
     def rename(self, path: str, to: str) -> None:
-        if not self._call(lambda: self._system.rename(self._path(path), self._path(to))):
+        if self._context is not None:
+            self._move(path, to, self._keeping)
+        elif self.exists(to) or not self._call(
+            lambda: self._system.rename(self._path(path), self._path(to))
+        ):
             raise OSError(0, "can't be renamed to " + to, path)
+
+    def _move(self, path: str, to: str, how: Any) -> None:
+        self._call(lambda: self._context.rename(self._path(path), self._path(to), how))
 
     def remove(self, path: str) -> None:
         self._call(lambda: self._system.delete(self._path(path), True))
 
     def _call(self, work: Any) -> Any:
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
 
         try:
             return work()
         except Py4JJavaError as error:
-            why = str(error.java_exception.getMessage() or error.java_exception)
-            raise OSError(0, why.splitlines()[0]) from None
+            java = error.java_exception
+            why = str(java.getMessage() or java).splitlines()[0]
+            if java.getClass().getName() == "java.io.FileNotFoundException":
+                raise FileNotFoundError(errno.ENOENT, why) from None
+            raise OSError(0, why) from None
+        except PySparkException as error:  # what Spark makes of IllegalArgumentException: bad names
+            raise OSError(0, str(error).splitlines()[0]) from None

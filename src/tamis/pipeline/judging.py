@@ -11,7 +11,7 @@ that were sent back, which are few.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,19 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from ..errors import InvalidFilter
 from ..fate import Fate, Filter, GroupFacts, GroupHistory, MessageFacts, RetryFacts, Span, View
 from ..fate.facts import EXPIRED, UNSAVED, Demand
+from ..fate.filters import filter_of_reading
 from ..filter import Outcome, parse
 from ..filter.engines.columnar import BatchFilter, compile_batch
 from ..filter.tags import TagFilter, parse_tags
+from ..spark.codejudges import UNKNOWN
+from .judging_messages import Messages, Numbers, QueueName, queue_parts
 
 __all__ = [
     "FATES",
+    "AskCode",
     "Batches",
     "Fates",
+    "GroupFates",
     "GroupOfQueue",
     "GroupRecord",
     "Judge",
@@ -42,12 +47,10 @@ __all__ = [
 FATES: Final = tuple(Fate)  # a fate's number is its place in this
 Fates = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
-QueueName = tuple[str, str, int]  # topic, broker, queue
 Batches = Iterator[pa.RecordBatch]
 
 _NUMBER: Final = {fate: np.uint8(number) for number, fate in enumerate(FATES)}
-_UNKNOWN_OUTCOME: Final = np.uint8(255)  # of code that was not run
+_UNKNOWN_OUTCOME: Final = np.uint8(UNKNOWN)  # of code that was not run
 _TRUE: Final = int(Outcome.TRUE)
 # Of groups whose progress no broker has.
 _NOT_OF_QUEUES: Final = (_NUMBER[Fate.BROADCASTING], _NUMBER[Fate.PULL])
@@ -119,34 +122,27 @@ class GroupRecord:
         return GroupOfQueue(facts=self.elsewhere) if known is None else known
 
 
-# The messages.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
-    """Messages of one queue, in the order of their offsets; columns of Arrow and NumPy."""
-
-    queue: QueueName
-    offsets: Numbers
-    stored: Numbers  # milliseconds since 1970
-    tags: pa.Array  # null for none
-    tags_codes: Numbers
-    property_strings: pa.Array
-    message_ids: pa.Array
-    log_offsets: Numbers | None = None
-
-    def __len__(self) -> int:
-        return len(self.offsets)
+# What filters say.
 
 
 class Outcomes:
-    """What filters say of the messages, each evaluated once."""
+    """What filters say of the messages, each evaluated once. `codes` are what classes say, as far
+    as that is known."""
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: Messages, codes: Mapping[Filter, Fates] | None = None) -> None:
         self._messages = messages
-        self._server: dict[Filter, Fates] = {}
+        self._server: dict[Filter, Fates] = dict(codes or {})
         self._client: dict[Filter, Mask] = {}
         self._wants: dict[Filter, Mask] = {}
+
+    def with_codes(self, codes: Mapping[Filter, Fates]) -> "Outcomes":
+        """Return these for one group: classes of one name may differ from group to group."""
+        made = Outcomes(self._messages)
+        made._server = {by: said for by, said in self._server.items() if by.kind != "CODE"}
+        made._server |= codes
+        made._client = self._client  # of code there is no second look
+        made._wants = {by: said for by, said in self._wants.items() if by.kind != "CODE"}
+        return made
 
     def at_server(self, by: Filter) -> Fates:
         if (known := self._server.get(by)) is None:
@@ -162,6 +158,14 @@ class Outcomes:
         if (known := self._wants.get(by)) is None:
             known = self._wants[by] = (self.at_server(by) == _TRUE) & self.at_client(by)
         return known
+
+    def of_code(self, row: int) -> dict[str, Outcome]:
+        """Return what classes say of a message, as far as that is known."""
+        return {
+            by.text: Outcome(int(said[row]))
+            for by, said in self._server.items()
+            if by.kind == "CODE" and said[row] != _UNKNOWN_OUTCOME
+        }
 
     def included(self, demand: Demand) -> Mask:
         made = self.wants(demand.by)
@@ -223,23 +227,117 @@ def _compiled(expression: str) -> BatchFilter | None:
 # The judge.
 
 
+class AskCode(Protocol):
+    """Tells what a group's class says of messages of a queue, given by their offsets in order:
+    outcomes, 255 where nobody knows, and then a clause on why."""
+
+    def __call__(
+        self, group: str, class_text: str, queue: QueueName, offsets: Numbers
+    ) -> tuple[Fates, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFates:
+    """What became of messages for a group. `unknown`: clauses on code that could not be asked, with
+    how many messages have no fate for that; `asked`: names of classes that judged."""
+
+    fates: Fates
+    outcomes: Outcomes
+    asked: tuple[str, ...] = ()
+    unknown: Mapping[str, int] = field(default_factory=dict)
+
+
 class Judge:
     """Judges batches for some groups. Can be pickled."""
 
     def __init__(self, groups: Sequence[GroupRecord]) -> None:
         self.groups = tuple(groups)
 
-    def judge(self, messages: Messages, outcomes: "Outcomes | None" = None) -> list[Fates]:
-        """Return the fates for each group, by number. `outcomes`: of these messages, to be used
-        again afterwards."""
-        outcomes = outcomes or Outcomes(messages)
-        fates = []
+    def judge(self, messages: Messages, ask_code: AskCode | None = None) -> list[GroupFates]:
+        """Return the fates for each group, by number. `ask_code` is asked about messages whose fate
+        depends on code, and no others."""
+        outcomes = Outcomes(messages)
+        made = []
         for group in self.groups:
-            made = _judge(messages, outcomes, group.of_queue(messages.queue))
-            if group.retries:
-                _mark_retried(made, messages, group)
-            fates.append(made)
-        return fates
+            of_queue = group.of_queue(messages.queue)
+            fates = _judge_with_retries(messages, outcomes, group)
+            questions = code_questions(messages, of_queue, fates) if ask_code is not None else {}
+            if ask_code is None or not questions:
+                made.append(GroupFates(fates, outcomes))
+                continue
+            made.append(_ask_and_judge(messages, outcomes, group, questions, ask_code))
+        return made
+
+
+def _ask_and_judge(
+    messages: Messages,
+    outcomes: Outcomes,
+    group: GroupRecord,
+    questions: Mapping[Filter, Mask],
+    ask_code: AskCode,
+) -> GroupFates:
+    codes: dict[Filter, Fates] = {}
+    reasons: dict[Filter, str] = {}
+    asked = []
+    for by, mask in questions.items():
+        said, why = ask_code(group.group, by.text, messages.queue, messages.offsets[mask])
+        codes[by] = np.full(len(messages), _UNKNOWN_OUTCOME)
+        codes[by][mask] = said
+        if why:
+            reasons[by] = why
+        if np.any(said != _UNKNOWN_OUTCOME):
+            asked.append(by.text)
+    own = outcomes.with_codes(codes)
+    fates = _judge_with_retries(messages, own, group)
+    unknown: dict[str, int] = {}
+    for by, why in reasons.items():
+        is_open = questions[by] & (codes[by] == _UNKNOWN_OUTCOME)
+        count = int(np.count_nonzero(is_open & (fates == _NUMBER[Fate.UNKNOWN])))
+        if count:
+            unknown[why] = unknown.get(why, 0) + count
+    return GroupFates(fates, own, tuple(asked), unknown)
+
+
+def code_questions(messages: Messages, group: GroupOfQueue, fates: Fates) -> dict[Filter, Mask]:
+    """Return which messages each class has to be asked about: those that it may have decided, as
+    far as their fate is open without. `fate.judge` gives no fate that code could change, except to
+    messages that wait: with lanes these may wait for one, or be consumed by another."""
+    is_open = fates == _NUMBER[Fate.UNKNOWN]
+    if group.facts.lanes:
+        is_open |= fates == _NUMBER[Fate.NOT_CONSUMED_YET]
+        is_open |= fates == _NUMBER[Fate.NOT_ONLINE]
+    if not is_open.any():
+        return {}
+    questions: dict[Filter, Mask] = {}
+    for by, start, end in _code_stretches(group):
+        low, high = np.searchsorted(messages.offsets, [start, end])
+        if is_open[low:high].any():
+            mask = questions.setdefault(by, np.zeros(len(messages), np.bool_))
+            mask[low:high] |= is_open[low:high]
+    return questions
+
+
+def _code_stretches(group: GroupOfQueue) -> Iterator[tuple[Filter, int, int]]:
+    """Yield each class with a range of offsets in which it may matter what it says."""
+    for span in group.spans:
+        view = group.views.get(span.view)
+        filters = {filter_of_reading(span.filter, span.own), *span.unless}
+        for by in filters | (set() if view is None else view.filters.keys()):
+            if by.kind == "CODE":
+                yield by, span.start, span.end
+    for move in group.facts.moves:
+        if move.filter is not None and move.filter.kind == "CODE":
+            yield move.filter, move.before or 0, move.after
+    for lane in group.facts.lanes:
+        if lane.filter is not None and lane.filter.kind == "CODE":
+            yield lane.filter, lane.committed or 0, np.iinfo(np.int64).max
+
+
+def _judge_with_retries(messages: Messages, outcomes: Outcomes, group: GroupRecord) -> Fates:
+    made = _judge(messages, outcomes, group.of_queue(messages.queue))
+    if group.retries:
+        _mark_retried(made, messages, group)
+    return made
 
 
 def _judge(messages: Messages, outcomes: Outcomes, group: GroupOfQueue) -> Fates:
@@ -274,21 +372,29 @@ class _Looks:
         self.acknowledged = np.zeros(size, np.bool_)
         self.consumed = np.zeros(size, np.bool_)  # delivered and acknowledged by one reading
         self.wanted = np.zeros(size, np.bool_)  # by a member of the group then
+        self.maybe_wanted = np.zeros(size, np.bool_)  # by code of a member, that was not run
+        self.not_run = np.zeros(size, np.bool_)  # code that it was read by
         self.began = np.full(size, -1, np.int64)  # the latest that was acknowledged
         # Of the last reading that was acknowledged:
         self.server = np.zeros(size, np.uint8)
         self.matches_text = np.zeros(size, np.bool_)
+        self.left_in_change = np.zeros(size, np.bool_)  # to others, while the filter was changed
         starts = np.searchsorted(offsets, [span.start for span in group.spans])
         ends = np.searchsorted(offsets, [span.end for span in group.spans])
         for number in np.flatnonzero(starts < ends):
             span, start, end = group.spans[number], int(starts[number]), int(ends[number])
             ack = min(max(int(np.searchsorted(offsets, span.acked)), start), end)
-            server = outcomes.at_server(span.filter)
+            server = outcomes.at_server(filter_of_reading(span.filter, span.own))
             given = server[start:end] == _TRUE
             given &= outcomes.at_client(span.own or span.filter)[start:end]
+            self.left_in_change[start:ack] = False
             if span.unless:
-                given &= ~outcomes.wanted_by_any(span.unless, start, end)
+                left = outcomes.wanted_by_any(span.unless, start, end)
+                given &= ~left
+                if span.change is not None:
+                    self.left_in_change[start:ack] = left[: ack - start]
             self.looked_at[start:end] = True
+            self.not_run[start:end] |= server[start:end] == _UNKNOWN_OUTCOME
             self.delivered[start:end] |= given
             self.acknowledged[start:ack] = True
             self.consumed[start:ack] |= given[: ack - start]
@@ -310,22 +416,26 @@ class _Looks:
     ) -> None:
         """What members want counts only on their side of a change of the group's filter."""
         change = span.change
-        if change is None:
-            self.wanted[start:end] |= outcomes.wanted_by_any(view.filters, start, end)
-            return
-        cut = min(max(int(np.searchsorted(offsets, change.cut)), start), end)
-        for low, high, offset in ((start, cut, change.cut - 1), (cut, end, change.cut)):
-            by_side = [by for by in view.filters if change.counts(by, offset)]
-            self.wanted[low:high] |= outcomes.wanted_by_any(by_side, low, high)
+        at = 0 if change is None else change.cut
+        cut = min(max(int(np.searchsorted(offsets, at)), start), end)
+        for low, high, offset in ((start, cut, at - 1), (cut, end, at)):
+            counted = [by for by in view.filters if change is None or change.counts(by, offset)]
+            self.wanted[low:high] |= outcomes.wanted_by_any(counted, low, high)
+            for by in counted:
+                if by.kind == "CODE":
+                    said = outcomes.at_server(by)[low:high]
+                    self.maybe_wanted[low:high] |= said == _UNKNOWN_OUTCOME
 
     def by_filters(self) -> Fates:
         """Return what the last acknowledged reading says, UNKNOWN where there is none."""
         fates = np.full(len(self.server), _NUMBER[Fate.FILTERED])
         is_true = self.server == _TRUE
         fates[is_true & ~self.matches_text] = _NUMBER[Fate.HASH_COLLISION]
+        fates[self.left_in_change] = _NUMBER[Fate.FILTERED]
         fates[self.server == int(Outcome.ERROR)] = _NUMBER[Fate.FILTER_FAILED]
+        fates[self.maybe_wanted] = _NUMBER[Fate.UNKNOWN]
         fates[self.wanted] = _NUMBER[Fate.LOST_TO_INCONSISTENCY]
-        unknown = (self.server == _UNKNOWN_OUTCOME) | self.delivered | ~self.acknowledged
+        unknown = self.not_run | self.delivered | ~self.acknowledged
         fates[unknown] = _NUMBER[Fate.UNKNOWN]
         return fates
 
@@ -343,6 +453,7 @@ def _decide_moves(
             skipped &= offsets < min(unsaved)
         fates[skipped] = _NUMBER[Fate.SKIPPED_BY_RESET]
     given_up = np.full(len(offsets), -1, np.int64)  # when its lane was, if one wanted it
+    not_run = np.full(len(offsets), -1, np.int64)  # when its lane was, if that had code
     for move in facts.moves:
         start, end = np.searchsorted(offsets, [move.before or 0, move.after])
         if start >= end:
@@ -353,6 +464,8 @@ def _decide_moves(
             decided[lost] = _NUMBER[Fate.LOST_TO_INCONSISTENCY]
             decided[~lost] = _NUMBER[Fate.FILTERED]
             given_up[start:end][lost] = move.time
+            unknown = outcomes.at_server(move.filter)[start:end] == _UNKNOWN_OUTCOME
+            not_run[start:end][unknown] = move.time
         here = free[start:end]
         fates[start:end][here] = decided[here]
     for move in facts.moves:
@@ -361,6 +474,7 @@ def _decide_moves(
             fates[start:end][free[start:end]] = _NUMBER[Fate.EXPIRED]
     if any(move.why == UNSAVED for move in facts.moves):
         _decide_unsaved(fates, offsets, group, looks)
+    fates[(not_run >= 0) & (looks.began < not_run)] = _NUMBER[Fate.UNKNOWN]
     fates[(given_up >= 0) & (looks.began < given_up)] = _NUMBER[Fate.LOST_TO_INCONSISTENCY]
 
 
@@ -446,44 +560,3 @@ def alike(
         kinds = np.unique(kinds * 512 + said, return_inverse=True)[1]
     _, first, kinds = np.unique(kinds, return_index=True, return_inverse=True)
     return rows[first], kinds
-
-
-def queue_parts(batch: pa.RecordBatch) -> "list[tuple[npt.NDArray[np.int64], Messages]]":
-    """Return the messages of each queue in a batch of a source's rows, with their rows' numbers."""
-    topics = pc.dictionary_encode(batch.column("topic"))
-    brokers = pc.dictionary_encode(pc.fill_null(batch.column("broker"), ""))
-    queue_ids = batch.column("queue_id").to_numpy()
-    offsets = batch.column("offset").to_numpy()
-    width = int(queue_ids.max()) + 1  # queues are numbered from 0, and few
-    numbers = topics.indices.to_numpy().astype(np.int64) * len(brokers.dictionary)
-    numbers = (numbers + brokers.indices.to_numpy()) * width + queue_ids
-    parts = []
-    for number in np.flatnonzero(np.bincount(numbers)):
-        place, queue_id = divmod(int(number), width)
-        topic, broker = divmod(place, len(brokers.dictionary))
-        rows = np.flatnonzero(numbers == number)
-        if np.any(np.diff(offsets[rows]) < 0):
-            rows = rows[np.argsort(offsets[rows], kind="stable")]
-        is_whole = len(rows) == len(offsets) and (len(rows) < 2 or np.all(np.diff(rows) > 0))
-        own = batch if is_whole else batch.take(pa.array(rows))
-        name = topics.dictionary[topic].as_py(), brokers.dictionary[broker].as_py(), int(queue_id)
-        parts.append((rows, _messages(name, own)))
-    return parts
-
-
-def _messages(name: QueueName, batch: pa.RecordBatch) -> Messages:
-    def column(wanted: str) -> Any:
-        return batch.column(wanted)
-
-    stored = column("store_timestamp").cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
-    has_log_offset = "log_offset" in batch.schema.names
-    return Messages(
-        queue=name,
-        offsets=column("offset").to_numpy(),
-        stored=stored.to_numpy(zero_copy_only=False),
-        tags=column("tags"),
-        tags_codes=column("tags_code").to_numpy(zero_copy_only=False),
-        property_strings=column("property_string"),
-        message_ids=column("message_id"),
-        log_offsets=column("log_offset").to_numpy() if has_log_offset else None,
-    )

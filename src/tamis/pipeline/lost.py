@@ -160,7 +160,8 @@ class _Job:
         self._report = report
         self._counts: dict[str, GroupCounts] = {}
         said = {**sources.place_of(config.source), **config.source.options, "topic": "any"}
-        self._timeout = Options.parse(said, of_log=False).timeout
+        options = Options.parse(said, of_log=False)
+        self._timeout, self._security = options.timeout, options.security
         self.summary = LostSummary(
             job="replay",
             file=str(config.file),
@@ -187,7 +188,8 @@ class _Job:
         self._checkpoint.save()
         self._report.begin()
         try:
-            with Resender(self._config.source.nameserver or "", self._timeout) as resender:
+            place = self._config.source.nameserver or ""
+            with Resender(place, self._timeout, self._security) as resender:
                 for chunk in _chunks(todo, self._size()):
                     if self._stop.asked:
                         summary.status = "stopped"
@@ -246,7 +248,8 @@ class _Job:
         wanted = sorted({(one.group, one.topic) for one in todo})
         if not wanted or self._replay.force:
             return
-        found = disagreements(self._config.source.nameserver or "", wanted, self._timeout)
+        place = self._config.source.nameserver or ""
+        found = disagreements(place, wanted, self._timeout, self._security)
         for (group, topic), said in found.items():
             raise ConfigError(
                 f"{self._config.file}: members of {group} subscribe differently to {topic} now"

@@ -32,7 +32,7 @@ def check(output: Output, what: str, spark: SparkSession | None = None) -> None:
         if _MARK in names:
             owner = json.loads(place.read(f"{output.path}/{_MARK}")).get("table")
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{output.path} can't be used: {error}") from None
+        raise ConfigError(f"{output.path} can't be used: {_why(error)}") from None
     if names and owner != what:
         raise ConfigError(
             f"{output.path}: it has files that are not {what}: choose another path, or remove them"
@@ -63,7 +63,11 @@ def read(path: str, what: str, schema: str, spark: SparkSession) -> DataFrame:
     except FileNotFoundError:
         raise ConfigError(f"{path} is not {what}: there is no {_MARK} in it") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} can't be used: {error}") from None
+        raise ConfigError(f"{path} can't be used: {_why(error)}") from None
     if found != what:
         raise ConfigError(f"{path} is {found}, not {what}")
     return spark.read.format(format).schema(schema).load(files.for_spark(path))
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)

@@ -170,11 +170,12 @@ def _chosen(at: int, size: int, wanted: Outcome, number: int) -> Column:
         upper = F.bitwise_not(upper)
     found = packed.bitwiseAND(upper).bitwiseAND(F.lit(_ODD))
     each = [
-        F.when(found.bitwiseAND(F.lit(1 << (2 * offset))) != 0, F.lit(number + offset))
+        F.when(found.bitwiseAND(F.lit(1 << (2 * offset))) != 0, number + offset).otherwise(-1)
         for offset in range(min(_PACKED, size - at))
     ]
     none = F.array().cast("array<int>")
-    return F.when(found != 0, F.array_compact(F.array(*each))).otherwise(none)
+    # Not array_compact: Spark interprets that, and all that is in it, instead of compiling it.
+    return F.when(found != 0, F.array_remove(F.array(*each), -1)).otherwise(none)
 
 
 def _ends(name: str, condition: Column, sample: Column) -> list[Column]:

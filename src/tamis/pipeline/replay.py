@@ -59,6 +59,14 @@ class ReplaySummary(Summary):
     slices_done: int = 0
     days: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def warnings(self) -> list[str]:
+        return ["the filter failed on every message"] if 0 < self.messages == self.failed else []
+
+    @property
+    def filter_errors(self) -> int:
+        return self.failed
+
     def body(self) -> list[str]:
         lines = [
             f"  {self.filter}: {self.matched:,} matched, {self.not_matched:,} did not,"
@@ -178,6 +186,7 @@ class _Job:
         )
 
     def count(self) -> ReplaySummary:
+        self._sinks.check([self._replay.sink], _slice(self._checkpoint))
         summary, plan = self.summary, self._plan()
         summary.started = datetime.now(UTC).isoformat(timespec="seconds")
         summary.status, summary.slices = "not run", len(plan["slices"])

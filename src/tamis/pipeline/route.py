@@ -24,7 +24,8 @@ from ..errors import ConfigError
 from . import sources, steps
 from .batches import Batches
 from .checkpoint import Checkpoint
-from .config import Config, Sink, Subscription
+from .config import FILE_FORMATS, Config, Sink, Subscription
+from .marks import KNOWING
 from .plan import Counts, Plan
 from .runner import Report, Stop
 from .sinks import Sinks, promise
@@ -36,9 +37,12 @@ __all__ = ["Epoch", "check", "run"]
 _MOST_SAMPLES: Final = 4  # of a kind
 _LARGE: Final = 2000  # characters of SQL in all
 
+_COUNTED: Final = (*FILE_FORMATS, "delta", "jdbc", "noop", "rocketmq")  # formats
 
-def check(config: Config) -> None:
-    """What can be known before Spark starts. Raises Error."""
+
+def check(config: Config) -> int | None:
+    """What can be known before Spark starts. Return how many messages lie ahead, None if that is
+    not known. Raises Error."""
     if config.source.end != "latest":
         raise ConfigError(f"{config.file}: [source] end is not for route, which has none")
     checkpoint = Checkpoint.open(config)
@@ -50,7 +54,7 @@ def check(config: Config) -> None:
     sinks = _sinks(config.subscriptions, config.unmatched)
     Sinks(None, checkpoint.run_id).check(sinks, checkpoint.planned)
     planned = checkpoint.offsets(checkpoint.planned)
-    sources.check(config.source, planned, limit=config.max_offsets_per_batch)
+    return sources.check(config.source, planned, limit=config.max_offsets_per_batch)
 
 
 def run(
@@ -181,6 +185,9 @@ def epochs_of(checkpoint: Checkpoint, config: Config) -> list[Epoch]:
     new = Epoch(begins, offsets, config.subscriptions, config.unmatched)
     if not epochs or _definitions(new) != _definitions(epochs[-1]):
         epochs.append(new)
+    else:  # the same, but the file's know where in it they are
+        last = epochs[-1]
+        epochs[-1] = Epoch(last.from_batch, last.offsets, new.subscriptions, new.unmatched)
     return epochs
 
 
@@ -251,7 +258,11 @@ class Route(Batches[RouteSummary]):
         return [one for one in begun if one is not self.epochs[-1]] + self.epochs[-1:]
 
     def _all_sinks(self) -> list[Sink]:
-        return list({sink.name: sink for one in self._live() for sink in one.sinks}.values())
+        found: list[Sink] = []
+        for sink in (sink for one in self._live() for sink in one.sinks):
+            if sink not in found:
+                found.append(sink)
+        return found
 
     def run(self, continuous: bool, report: Report) -> RouteSummary:
         self._checkpoint.data["epochs"] = [one.to_dict() for one in self.epochs]
@@ -274,7 +285,7 @@ class Route(Batches[RouteSummary]):
         of_messages, of_groups = Observation(), Observation()
         routed = plan.routed(rows, of_messages, of_groups)
         jobs = self._sinks.jobs(sinks)
-        if len(jobs) == 1 and sinks[0].format != "console":
+        if len(jobs) == 1 and self._is_counted(sinks[0].format, batch):
             self._sinks.write(routed, sinks, batch)
         else:
             names = [*(one.group for one in epoch.subscriptions), "unmatched"]
@@ -289,6 +300,13 @@ class Route(Batches[RouteSummary]):
         self._sinks.confirm(sinks, batch, {**counts.matched, **kept_rows})
         self._add(plan, counts, epoch, batch)
 
+    def _is_counted(self, format: str, batch: int) -> bool:
+        """Whether a write of it goes through all rows, and Spark tells what it saw. Kafka's does
+        not tell, a table that has the batch reads no row, and the console reads a few."""
+        if self._is_again and batch == self._checkpoint.planned and format in KNOWING:
+            return False
+        return format in _COUNTED
+
     def _add(self, plan: Plan, of_batch: Counts, epoch: Epoch, batch: int) -> None:
         summary, data = self.summary, self._checkpoint.data
         summary.messages += of_batch.read
@@ -300,6 +318,7 @@ class Route(Batches[RouteSummary]):
         for number, one in enumerate(epoch.subscriptions):
             counts = self._counts[one.group]
             matched, failed = of_batch.matched.get(number, 0), of_batch.failed.get(number, 0)
+            counts.messages += of_batch.read
             counts.matched += matched
             counts.failed += failed
             if is_new:

@@ -8,35 +8,42 @@ import contextlib
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import IO, Any, Final, Self
+from typing import Any, Final, Self
 
 from ..spark import _needed  # noqa: F401  # isort: skip
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException, StreamingQueryException
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.utils import is_remote
 
 from ..errors import Error
-from ..spark.progress import Progress, progress, reason
+from ..spark import starting
+from ..spark.progress import Progress, progress
 from ..spark.session import session
+from .causes import is_slow_start, one_line
+from .report import Report
 from .summary import Summary
 
 __all__ = [
     "JobFailed",
     "Report",
+    "SlowStart",
     "Stop",
     "Stopped",
     "drive",
+    "is_quick",
     "one_line",
     "spark_session",
     "watched",
 ]
 
 _LOOK: Final = 0.2  # seconds between looks at the query
+# Messages up to which Java does without its second compiler: 30,000 take 7 CPU seconds less,
+# 600,000 take 5 more.
+_FEW: Final = 250_000
 _LOOK_AT_TASKS: Final = 0.5  # seconds between looks at how far Spark is
 
 
@@ -44,6 +51,10 @@ class JobFailed(Error):
     """Spark could not do it. `summary` is of what was done before, if it is known."""
 
     summary: Summary | None = None
+
+
+class SlowStart(JobFailed):
+    """Spark gave up waiting for a Python process to start: a busy machine, and worth a retry."""
 
 
 class Stopped(Exception):
@@ -86,66 +97,25 @@ class Stop:
         self.ask(number)
 
 
-class Report:
-    """Progress: a line that is written over on a terminal, else a line every few seconds."""
-
-    def __init__(self, stream: IO[str] | None, now: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._is_terminal = stream is not None and stream.isatty()
-        self._every = 0.5 if self._is_terminal else 5.0
-        self._now = now
-        self._began = self._last = now()
-        self._is_open = False
-
-    def begin(self) -> None:
-        """What is told of the rate counts from here."""
-        self._began = self._last = self._now()
-
-    @property
-    def is_due(self) -> bool:
-        return self._stream is not None and self._now() - self._last >= self._every
-
-    def update(self, messages: int, lag: int | None = None, *, force: bool = False) -> None:
-        now = self._now()
-        if self._stream is None or (now - self._last < self._every and not force):
-            return
-        self._last = now
-        seconds = max(now - self._began, 1e-9)
-        text = f"{messages:,} messages in {seconds:.0f} s, {messages / seconds:,.0f} a second"
-        if lag is not None:
-            text += f", {lag:,} to go"
-        if self._is_terminal:
-            self._stream.write(f"\r\x1b[K{text}")
-            self._is_open = True
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
-
-    def say(self, text: str) -> None:
-        self.close()
-        if self._stream is not None:
-            self._stream.write(text + "\n")
-            self._stream.flush()
-
-    def close(self) -> None:
-        if self._is_open and self._stream is not None:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-        self._is_open = False
-
-
 @contextlib.contextmanager
 def spark_session(
-    name: str, master: str | None, settings: Mapping[str, str]
+    name: str, master: str | None, settings: Mapping[str, str], *, messages: int | None = None
 ) -> Iterator[SparkSession]:
-    """The one there is, or a new one that ends with the block."""
+    """The one there is, or a new one that ends with the block; `messages`: how many it is for."""
     there = SparkSession.getActiveSession()
-    spark = session(name, master=master, config=settings)
+    is_short = messages is not None and messages <= _FEW
+    spark = session(name, master=master, config=settings, is_short=is_short)
     try:
         yield spark
     finally:
         if there is None:
             spark.stop()
+
+
+def is_quick(spark: SparkSession) -> bool:
+    """Whether it is one of this machine, which starts as quickly as it can (`spark.starting`)."""
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    return context is not None and starting.is_quick(context.master)
 
 
 def drive(
@@ -155,10 +125,11 @@ def drive(
     *,
     is_busy: Callable[[], bool],
     told: Callable[[Progress | None], tuple[int, int | None]],
+    is_over: Callable[[], bool] | None = None,
 ) -> None:
-    """Until it has ended. `is_busy`: a batch is in progress and not yet recorded as done; `told`:
-    how many messages went through and are left, given what Spark last told. Raises JobFailed,
-    unless it was stopped between batches or given up."""
+    """Until it has ended, or `is_over` between two batches. `is_busy`: a batch is in progress and
+    not yet recorded as done; `told`: how many messages went through and are left, given what Spark
+    last told. Raises JobFailed (SlowStart), unless it was stopped between batches or given up."""
     py4j = logging.getLogger("py4j.clientserver")  # it logs what a batch raises, as do we
     level = py4j.level
     py4j.setLevel(logging.CRITICAL)
@@ -167,11 +138,13 @@ def drive(
         while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]  # seconds, also parts
             if report.is_due:
                 report.update(*told(progress(query.lastProgress)), force=True)
-            if stop.count > 1 or (stop.asked and not is_busy()):
+            if stop.count > 1 or ((stop.asked or (is_over and is_over())) and not is_busy()):
                 query.stop()
     except StreamingQueryException as error:
-        if stop.count < 2 and (not stop.asked or is_busy()):
-            raise JobFailed(one_line(error)) from None
+        is_ended = stop.asked or (is_over is not None and is_over())
+        if stop.count < 2 and (not is_ended or is_busy()):
+            failure = SlowStart if is_slow_start(error) else JobFailed
+            raise failure(one_line(error)) from None
     finally:
         report.close()
         if query.isActive:
@@ -217,22 +190,3 @@ def watched(
         is_over.set()
         looking.join()
         report.close()
-
-
-def one_line(error: BaseException) -> str:
-    """What a person needs of an exception of Spark's."""
-    if isinstance(error, Error):
-        return str(error)
-    ours = reason(error)
-    if ours is not None:
-        return ours
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    text = lines[0]
-    if isinstance(error, Py4JJavaError):  # the first line says which call it was
-        text = lines[1].removeprefix(": ") if lines[1:] else text
-    if isinstance(error, (PySparkException, Py4JJavaError)):
-        caused = [line for line in lines if line.startswith("Caused by: ")]
-        text = caused[-1].removeprefix("Caused by: ") if caused else text
-    return text

@@ -4,10 +4,11 @@ A row says by its column `TO` which of the sinks it is for. Sinks of a kind shar
 
     files     one write, partitioned by `TO`, into a directory readers pass over; then a rename
               each to `<path>/batch=<number>`. One that is there is whole: a batch that is done
-              again gives the same rows, so it is left.
+              again gives the same rows, so it is left. Where a rename is not one step (object
+              stores) a file `_whole` in it says so, and what lacks it is written anew.
     rocketmq  one write with a topic each; at least once, with a key a row
     console   some rows of each, printed
-    others    an append each: Delta exactly once by its transaction marks, others at least once
+    others    an append each: Delta and Iceberg exactly once by `marks`, others at least once
 
 `_tamis.json` in a sink's directory names the run it belongs to. Rows of another run, or of whoever,
 are neither added to nor taken for ours.
@@ -29,10 +30,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from ..errors import ConfigError, Error, TopicNotFound
+from ..spark.connection import is_connection
 from ..spark.options import Options
 from ..spark.origins import open_origin
 from ..spark.write_options import WriteOptions
-from . import files
+from . import files, marks, projection
+from .causes import one_line
 from .config import FILE_FORMATS, Sink, is_local
 
 __all__ = ["TO", "Sinks", "promise"]
@@ -45,12 +48,13 @@ _GATHERED: Final = 8  # sinks from which on each has its rows of a batch from on
 # every task of Spark's would make a file for each, and files cost more than moving some rows
 _SHOWN: Final = 10  # rows of a console sink a batch, unless its option numRows says otherwise
 _MAKES_TOPICS: Final = "TBW102"  # a topic of brokers that make one when it is sent to
+_WHOLE: Final = "_whole"  # in a batch's directory, where renames take several steps
 _BATCH: Final = re.compile(r"batch=(\d+)")
 
 
 def promise(sink: Sink) -> str:
     """How often a row comes to be there if the job is killed and run again."""
-    if sink.format in (*FILE_FORMATS, "delta"):
+    if sink.format in (*FILE_FORMATS, *marks.KNOWING):
         return "exactly once"
     return "at least once"
 
@@ -78,6 +82,10 @@ class Sinks:
                 _check_topic(sink)
         for format in {one.format for one in sinks} - {"rocketmq", "console"}:
             self._check_format(format)
+        if self.spark is not None:
+            for sink in sinks:
+                projection.check(self.spark, sink)
+                self._check_driver(sink)
 
     def _nobodys(self, sinks: Iterable[Sink], planned: int | None = None) -> list[Sink]:
         found = [sink for sink in self._files(sinks) if not self._is_ours(sink, planned)]
@@ -101,6 +109,24 @@ class Sinks:
             raise ConfigError(
                 f"sink of format {format}: this Spark has none of that name: is it a typing"
                 " mistake, or a package that is missing (--conf spark.jars.packages=...)?"
+            ) from None
+
+    def _check_driver(self, sink: Sink) -> None:
+        """Spark finds the driver of a database's URL. It is not connected to."""
+        jvm: Any = getattr(self.spark, "_jvm", None)
+        if jvm is None or sink.format != "jdbc":
+            return
+        options = jvm.java.util.HashMap()
+        for name, value in sink.options.items():
+            options.put(name, value)
+        jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc
+        try:
+            scala = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(options)
+            jdbc.JdbcOptionsInWrite(sink.option("url"), sink.table or sink.option("dbtable"), scala)
+        except (PySparkException, Py4JJavaError) as error:
+            raise ConfigError(
+                f"{sink.where or 'sink '}options: {one_line(error)}: is the driver's package"
+                " missing (--conf spark.jars.packages=...), or the option driver?"
             ) from None
 
     def claim(self, sinks: Iterable[Sink]) -> None:
@@ -168,7 +194,7 @@ class Sinks:
     def write(
         self, rows: DataFrame, sinks: Sequence[Sink], batch: int, names: Sequence[str] = ()
     ) -> None:
-        """One batch. `rows` have all columns that the sinks name, and TO, an index of `sinks`.
+        """One batch. `rows` have all columns that the sinks need, and TO, an index of `sinks`.
 
         An action is run for each of `jobs`; it goes through all rows unless it is the console's.
         `names` are what the console calls the sinks.
@@ -209,7 +235,7 @@ class Sinks:
         todo = {
             number: sink
             for number, sink in sinks.items()
-            if not place.exists(_batch_path(sink, batch))
+            if not _is_whole(place, _batch_path(sink, batch))
         }
         if not todo:  # what is counted must go by all the same
             rows.write.format("noop").mode("overwrite").save()
@@ -217,13 +243,13 @@ class Sinks:
         staging = f"{_path(first)}/{_STAGING}{uuid.uuid4().hex[:12]}"
         if not is_all or len(todo) < len(sinks):
             rows = rows.where(F.col(TO).isin([*todo]))
-        chosen = rows.select(TO, *first.columns)
         if len(todo) == 1:  # no sorting by TO
             [number] = todo
-            one = chosen.where(F.col(TO) == number).drop(TO).write
+            one = projection.chosen(rows.where(F.col(TO) == number), first).write
             written = files.for_spark(f"{staging}/{TO}={number}")
             one.format(first.format).options(**first.options).save(written)
         else:
+            chosen = projection.chosen(rows, first, TO)
             if len(todo) >= _GATHERED and self.spark is not None:
                 tasks = min(len(todo), self.spark.sparkContext.defaultParallelism)
                 chosen = chosen.repartition(tasks, TO)
@@ -233,7 +259,11 @@ class Sinks:
             written = f"{staging}/{TO}={number}"
             if any(not name.startswith(("_", ".")) for name in place.names(written)):
                 place.make(_path(sink))
+                if not place.is_atomic:  # what a rename left that was cut off
+                    place.remove(_batch_path(sink, batch))
                 place.rename(written, _batch_path(sink, batch))
+                if not place.is_atomic:
+                    place.write(f"{_batch_path(sink, batch)}/{_WHOLE}", "")
         place.remove(staging)
 
     def _send(self, rows: DataFrame, sinks: Mapping[int, Sink]) -> None:
@@ -253,17 +283,21 @@ class Sinks:
         for number, sink in sinks.items():
             few = int(next(iter(sink.options.values()), _SHOWN))  # numRows, its only one
             begin = f"{names[number]}: " if names else ""
-            for row in rows.where(F.col(TO) == number).select(*sink.columns).take(few):
+            for row in projection.chosen(rows.where(F.col(TO) == number), sink).take(few):
                 self.out(begin + _line(row))
 
     def _append(self, rows: DataFrame, sink: Sink, number: int, batch: int) -> None:
-        options = dict(sink.options)
-        if sink.format == "delta":
-            options |= {"txnAppId": f"{self.run_id}-{number}", "txnVersion": str(batch)}
-        writer = rows.select(*sink.columns).write.format(sink.format).options(**options)
-        if sink.format == "noop":
+        run = f"{self.run_id}-{number}"
+        if marks.has_batch(rows.sparkSession, sink, run, batch):
+            return
+        options = _append_options(sink) | marks.options(sink.format, run, batch)
+        chosen = projection.chosen(rows, sink)
+        writer = chosen.write.format(sink.format).options(**options)
+        if sink.format == "delta" and sink.table:
+            marks.append_to_delta(chosen, sink.table, options)
+        elif sink.format == "noop":
             writer.mode("overwrite").save()
-        elif sink.table:
+        elif sink.table and sink.format != "jdbc":
             writer.mode("append").saveAsTable(sink.table)
         else:
             writer.mode("append").save(sink.path and files.for_spark(sink.path))
@@ -273,9 +307,10 @@ def _kind(sink: Sink, number: int) -> object:
     """Equal for sinks that one write can serve."""
     options = tuple(sorted(sink.options.items()))
     if sink.format in FILE_FORMATS:
-        return sink.format, options, sink.columns, _file_system(_path(sink))
+        made = tuple(sorted(sink.expressions.items()))
+        return sink.format, options, sink.columns, made, _file_system(_path(sink))
     if sink.format == "rocketmq":
-        return sink.format, sink.nameserver, options
+        return sink.format, sink.nameserver, sink.profile, options
     if sink.format == "console":
         return sink.format
     return number
@@ -297,8 +332,23 @@ def _batch_path(sink: Sink, batch: int) -> str:
     return f"{_path(sink)}/batch={batch}"
 
 
+def _is_whole(place: files.Files, path: str) -> bool:
+    return place.exists(path if place.is_atomic else f"{path}/{_WHOLE}")
+
+
+def _append_options(sink: Sink) -> dict[str, str]:
+    """Of a format that is not ours: what the file says apart from them is an option too."""
+    options = dict(sink.options)
+    if sink.format == "jdbc" and sink.table is not None:
+        options["dbtable"] = sink.table
+    if sink.format == "kafka" and sink.topic is not None:
+        options["topic"] = sink.topic
+    return options
+
+
 def _write_options(sink: Sink) -> dict[str, str]:
-    return {"nameserver": sink.nameserver or "", **sink.options}
+    profile = {"profile": sink.profile} if sink.profile is not None else {}
+    return {"nameserver": sink.nameserver or "", **profile, **sink.options}
 
 
 def _check_topic(sink: Sink) -> None:
@@ -306,10 +356,10 @@ def _check_topic(sink: Sink) -> None:
     try:
         said = WriteOptions.parse({**_write_options(sink), "topic": sink.topic or ""})
         try:
-            _ask(said, said.topic)
+            _ask(sink, said, said.topic)
         except TopicNotFound as unknown:
             try:
-                _ask(said, _MAKES_TOPICS)
+                _ask(sink, said, _MAKES_TOPICS)
             except TopicNotFound:
                 raise unknown from None
     except ConfigError as error:
@@ -318,8 +368,9 @@ def _check_topic(sink: Sink) -> None:
         raise Error(f"sink {sink.name}: {error}") from None
 
 
-def _ask(said: WriteOptions, topic: str) -> None:
-    asked = {"nameserver": said.nameserver, "topic": topic, "requestTimeout": f"{said.timeout}s"}
+def _ask(sink: Sink, said: WriteOptions, topic: str) -> None:
+    asked = {name: text for name, text in _write_options(sink).items() if is_connection(name)}
+    asked |= {"topic": topic, "requestTimeout": f"{said.timeout}s"}
     with closing(open_origin(Options.parse({**asked, "retries": "0"}, of_log=False))) as origin:
         origin.bounds()
 

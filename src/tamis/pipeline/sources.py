@@ -1,11 +1,15 @@
 """What a job reads, as a DataFrame: a topic over the wire, a store's directory, an archive."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from ..errors import ConfigError
+from ..security import INSECURE, Security
+from ..spark.connection import is_connection
+from ..spark.offsets import Positions
 from ..spark.options import Options
 from ..spark.reader import BatchReader, Partition
 from ..spark.schema import row_type
@@ -15,14 +19,25 @@ from .config import DEFAULT_COLUMNS, Source, is_local
 if TYPE_CHECKING:
     from .judging import Batches
 
-__all__ = ["check", "check_options", "map_source", "open_source", "options_of", "place_of"]
+__all__ = [
+    *("check", "check_options", "ends", "map_source", "open_source", "options_of", "place_of"),
+    "security_of",
+]
 
 # Options that a file has settings for, or that a job chooses.
 _OURS: Final = frozenset(
     name.lower()
     for name in (
-        *("nameserver", "path", "topic", "columns", "properties", "maxOffsetsPerTrigger"),
-        *("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
+        *(
+            "nameserver",
+            "profile",
+            "path",
+            "topic",
+            "columns",
+            "properties",
+            "maxOffsetsPerTrigger",
+        ),
+        *("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "trigger"),
     )
 )
 
@@ -83,6 +98,14 @@ def map_source(
     return numbers.mapInArrow(read, schema), count
 
 
+def ends(source: Source) -> Positions | None:
+    """Where the source ends now, None of an archive. Raises Error, TimeoutError."""
+    if source.archive is not None:
+        return None
+    with _reader(source) as reader:
+        return Positions.from_json(reader.reportLatestOffset() or {})
+
+
 def check(
     source: Source, offsets: Mapping[str, Any] | None, *, limit: int | None = None
 ) -> int | None:
@@ -92,11 +115,17 @@ def check(
     if source.archive is not None:
         _check_archive(source, source.archive, limit)
         return None
+    with _reader(source) as reader:
+        return reader.ahead(None if offsets is None else dict(offsets))
+
+
+@contextmanager
+def _reader(source: Source) -> Iterator[StreamReader]:
     said = options_of(source, DEFAULT_COLUMNS, (), streaming=True)
     options = Options.parse(said, of_log=source.nameserver is None)
     reader = StreamReader(options, row_type(options.columns, options.properties))
     try:
-        return reader.ahead(None if offsets is None else dict(offsets))
+        yield reader
     finally:
         reader.stop()
 
@@ -127,10 +156,18 @@ def check_options(source: Source) -> None:
 
 
 def place_of(source: Source) -> dict[str, str]:
-    """The option that says where it is, if it is no archive."""
+    """The options that say where it is and how to connect, if it is no archive."""
     if source.nameserver is not None:
-        return {"nameserver": source.nameserver}
+        return {"nameserver": source.nameserver, **source.connection}
     return {"path": source.store or ""}
+
+
+def security_of(source: Source) -> Security:
+    """With which keys and TLS brokers and filter servers are asked. Raises ConfigError."""
+    if source.nameserver is None:
+        return INSECURE
+    said = {name: value for name, value in source.options.items() if is_connection(name)}
+    return Options.parse({**place_of(source), **said, "topic": "any"}, of_log=False).security
 
 
 def options_of(
@@ -156,4 +193,5 @@ def options_of(
         options["endingTimestamp"] = source.end
     if streaming and limit is not None:
         options["maxOffsetsPerTrigger"] = str(limit)
+        options["trigger"] = "interval"  # under PySpark 4.1 `Batches` has no other
     return options

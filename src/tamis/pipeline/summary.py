@@ -17,7 +17,7 @@ __all__ = ["GroupCounts", "RouteSummary", "Sample", "Summary", "check_place", "c
 
 
 def check_place(path: str) -> None:
-    """That one can be written there. Raises ConfigError."""
+    """Check that one can be written there. Raises ConfigError."""
     if is_local(path) and os.path.isdir(path):
         raise ConfigError(f"[run] summary {path}: that is a directory")
     files.check_writable(path.rpartition("/")[0] or "/", f"[run] summary {path}")
@@ -50,8 +50,22 @@ class Summary:
     offsets: Any = None  # up to which all is done, as the source has them
     notes: list[str] = field(default_factory=list)  # what a person should know
 
+    metrics: dict[str, int | None] = field(
+        default_factory=dict
+    )  # of a streaming job: see `batches`
+
+    @property
+    def warnings(self) -> list[str]:
+        """What stands in the first line, before all else."""
+        return []
+
+    @property
+    def filter_errors(self) -> int:
+        """How often a filter failed on a message."""
+        return 0
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "warnings": self.warnings}
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -62,9 +76,10 @@ class Summary:
             return [f"{self.file}: {self.job} of {self.source}: all is well, nothing was done"]
         rate = f", {self.messages / self.seconds:,.0f} a second" if self.seconds else ""
         batches = "one batch" if self.batches == 1 else f"{self.batches} batches"
+        warnings = "".join(f"WARNING: {one}; " for one in self.warnings)
         return [
-            f"{self.file}: {self.job} {self.status}: {self.messages:,} messages of {self.source}"
-            f" in {self.seconds:.1f} s, {batches}{rate}"
+            f"{self.file}: {warnings}{self.job} {self.status}: {self.messages:,} messages"
+            f" of {self.source} in {self.seconds:.1f} s, {batches}{rate}"
         ]
 
     def body(self) -> list[str]:
@@ -73,7 +88,7 @@ class Summary:
 
     def write(self, path: str, spark: "SparkSession | None" = None) -> None:
         place = files.of(path, spark)
-        place.make(path.rpartition("/")[0] or "/")
+        place.make(path.rpartition("/")[0] + "/")  # with it, as of a file system's root
         place.write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
@@ -85,6 +100,7 @@ class GroupCounts:
     filter: str
     sink: str
     promise: str
+    messages: int = 0  # that its filter was asked about
     matched: int = 0
     failed: int = 0
     samples: list[Sample] = field(default_factory=list)  # of those that failed
@@ -98,6 +114,18 @@ class RouteSummary(Summary):
     unmatched: int = 0
     unmatched_sink: str | None = None
     unmatched_samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [
+            f"the filter of {one.group} failed on every message"
+            for one in self.groups
+            if 0 < one.messages == one.failed
+        ]
+
+    @property
+    def filter_errors(self) -> int:
+        return sum(one.failed for one in self.groups)
 
     def body(self) -> list[str]:
         rows = [

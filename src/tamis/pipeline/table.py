@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..errors import ConfigError
 
-__all__ = ["Table", "is_local", "near"]
+__all__ = ["Table", "is_local", "near", "shown"]
 
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
 
@@ -34,6 +34,15 @@ class Table:
     def error(self, text: str) -> ConfigError:
         return ConfigError(self.where + text)
 
+    def missing(self, text: str, *names: str) -> ConfigError:
+        """The error that says `text`: none of these keys is there. If one of those left is a
+        misspelling of them, that is what is wrong."""
+        for left in self._table:
+            if left not in self._known and (found := _nearest(left, names)):
+                what = "table" if self._what == "table" else "setting"
+                return self.error(f"{left}: there is no such {what}; did you mean {found}?")
+        return self.error(text)
+
     def has(self, name: str) -> bool:
         self._known.append(name)
         return name in self._table
@@ -42,13 +51,11 @@ class Table:
         self._known.append(name)
         if name not in self._table:
             if default is _NEEDED:
-                near = difflib.get_close_matches(name, self._table, 1)
-                hint = f"; is {near[0]} meant for it?" if near else ""
-                raise self.error(f"has no {name}{hint}")
+                raise self.missing(f"has no {name}", name)
             return default
         value = self._table.pop(name)
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise self.error(f"{name} = {_shown(value)}: it takes {takes}")
+            raise self.error(f"{name} = {shown(value)}: it takes {takes}")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -66,7 +73,7 @@ class Table:
         value = self.take(name, (str, list), default, "text or a list of texts")
         found = (value,) if isinstance(value, str) else tuple(value)
         if not all(isinstance(one, str) and one for one in found):
-            raise self.error(f"{name} = {_shown(value)}: it takes text or a list of texts")
+            raise self.error(f"{name} = {shown(value)}: it takes text or a list of texts")
         return found
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:
@@ -116,7 +123,7 @@ class Table:
         found = {}
         for name, value in self.take("options", dict, {}, "a table").items():
             if isinstance(value, (dict, list)):
-                raise self.error(f"options: {name} = {_shown(value)}: it takes one value")
+                raise self.error(f"options: {name} = {shown(value)}: it takes one value")
             found[name] = str(value).lower() if isinstance(value, bool) else str(value)
         return found
 
@@ -142,14 +149,23 @@ class Table:
 
 
 _NEEDED: Final = object()
+_ALIKE: Final = 0.7  # of difflib: tag and tags are 0.86, path and paht 0.75, price and topic 0.6
 _TABLES: Final = ("source", "run", "subscription", "unmatched", "archive", "replay", "audit")
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """A hint to the known name that is meant, to be put behind an error; empty if there is none."""
+    found = _nearest(name, known)
+    return f"; did you mean {found}?" if found else ""
 
 
-def _shown(value: object) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like it, if one is; case does not count."""
+    by_lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, 1, _ALIKE)
+    return by_lower[found[0]] if found else None
+
+
+def shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:59] + "…"

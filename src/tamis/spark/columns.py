@@ -8,7 +8,7 @@ Bad text raises InvalidFilter at once, before Spark sees anything.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from pyspark.sql.types import (
     LongType,
     ShortType,
     StringType,
+    StructType,
 )
 
 from ..errors import ConfigError
@@ -45,6 +46,7 @@ __all__ = [
     "Evaluator",
     "Properties",
     "Raw",
+    "Struct",
     "properties_of",
     "raw",
     "sql92",
@@ -61,9 +63,17 @@ class Raw:
     column: Column
 
 
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A column of structs whose fields are named as the properties."""
+
+    column: Column
+    schema: StructType
+
+
 # Where the properties are: a map column, a column of property strings, columns by property name,
-# or a DataFrame whose columns are named as the properties.
-Properties = Column | str | Raw | Mapping[str, Column | str | Typed] | DataFrame
+# or a struct or a DataFrame whose columns are named as the properties.
+Properties = Column | str | Raw | Struct | Mapping[str, Column | str | Typed] | DataFrame
 
 
 def sql92(
@@ -130,7 +140,9 @@ def properties_of(properties: Properties) -> PropertyOf:
         case Raw(column):
             return lambda name: _from_string(column, name)
         case DataFrame():
-            return _from_fields(properties)
+            return _from_typed(properties.schema, lambda name: properties[f"`{name}`"])
+        case Struct(column, schema):
+            return _from_typed(schema, column.getField)
         case Mapping():
             return _from_mapping(properties)
         case _:
@@ -151,13 +163,13 @@ def _from_mapping(columns: Mapping[str, Column | str | Typed]) -> PropertyOf:
     return property_of
 
 
-def _from_fields(df: DataFrame) -> PropertyOf:
-    kinds = {one.name: one.dataType for one in df.schema}
+def _from_typed(schema: StructType, column_of: Callable[[str], Column]) -> PropertyOf:
+    kinds = {one.name: one.dataType for one in schema}
 
     def property_of(name: str) -> Column | Typed:
         if name not in kinds:
             return F.lit(None).cast("string")
-        found = _from_field(df[f"`{name}`"], kinds[name])
+        found = _from_field(column_of(name), kinds[name])
         if found is None:
             raise ConfigError(
                 f"column {name} is {kinds[name].simpleString()}: no property has such a type; cast"

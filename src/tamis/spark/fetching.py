@@ -20,6 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from ..client.backoff import pause_before
 from ..client.columns import Chunk, Placed, decode_parts, schema_of
 from ..errors import (
+    AccessDenied,
     DataLoss,
     GroupNotFound,
     NoPermission,
@@ -33,6 +34,7 @@ from ..filter import parse
 from ..filter.engines.columnar import BatchFilter
 from ..filter.tags import ALL, TagFilter, parse_tags
 from ..net.blocking import BlockingPeer, connect
+from ..security import Security
 from ..store.scan import Scan, bounds
 from ..store.select import SqlFilter
 from ..wire.bodies import MessageQueue
@@ -175,7 +177,7 @@ class _Window:
 
     def __exit__(self, *_: object) -> None:
         if self._peer is not None and not self._asked:
-            _put_by(self._peer)
+            _put_by(self._peer, self._fetch.security)
             self._peer = None
         self._disconnect()
 
@@ -264,9 +266,10 @@ class _Window:
         addresses = self._part.addresses
         address = addresses[self._failures % len(addresses)]
         self._address = address
-        self._peer = None if self._failures else _taken(address)
+        security = self._fetch.security
+        self._peer = None if self._failures else _taken(address, security)
         if self._peer is None:
-            self._peer = connect(address, self._fetch.timeout)
+            self._peer = connect(address, self._fetch.timeout, security=security)
 
     def _disconnect(self) -> None:
         if self._peer is not None:
@@ -300,6 +303,8 @@ class _Window:
         time.sleep(pause_before(self._failures, _PAUSE, _LONGEST_PAUSE))
 
     def _explained(self, error: ResponseError) -> ResponseError:
+        if isinstance(error, AccessDenied):
+            return error
         reason = error.remark.split("\n")[0]
         why = f"{_shown(self._part.queue)} can't be read: {reason}"
         if isinstance(error, GroupNotFound):
@@ -316,7 +321,8 @@ class _Window:
 
     def _take(self, segment: _Segment, answer: Command) -> None:
         if answer.code not in (_FOUND, _PASSED, _NOTHING, _MOVED):
-            raise ResponseError.of(answer.code, answer.remark)
+            key = self._fetch.security.access_key
+            raise ResponseError.of(answer.code, answer.remark, key)
         fields = answer.fields or {}  # of `headers.PullMessageResponse`
         body = answer.body if answer.code == _FOUND else b""
         at, reached = segment.at, int(fields["nextBeginOffset"])
@@ -409,20 +415,21 @@ def _count(body: bytes | memoryview) -> int:
 
 
 # A worker reads many ranges, and small ones in a stream: connections wait for the next.
-_IDLE: Final[dict[str, tuple[BlockingPeer, float]]] = {}
+_IDLE: Final[dict[tuple[str, Security], tuple[BlockingPeer, float]]] = {}
 _IDLE_SECONDS: Final = 30.0
 _IDLE_MOST: Final = 16
 
 
-def _put_by(peer: BlockingPeer) -> None:
-    if str(peer) in _IDLE or len(_IDLE) >= _IDLE_MOST:
+def _put_by(peer: BlockingPeer, security: Security) -> None:
+    key = (str(peer), security)
+    if key in _IDLE or len(_IDLE) >= _IDLE_MOST:
         peer.close()
     else:
-        _IDLE[str(peer)] = peer, time.monotonic()
+        _IDLE[key] = peer, time.monotonic()
 
 
-def _taken(address: str) -> BlockingPeer | None:
-    peer, since = _IDLE.pop(address, (None, 0.0))
+def _taken(address: str, security: Security) -> BlockingPeer | None:
+    peer, since = _IDLE.pop((address, security), (None, 0.0))
     if peer is None or (time.monotonic() - since < _IDLE_SECONDS and peer.is_idle):
         return peer
     peer.close()

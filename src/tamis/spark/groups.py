@@ -18,6 +18,8 @@ from ..client.session import Session
 from ..client.wirefacts import filter_of
 from ..errors import ConsumerOffline, Error, RemoteProtocolError, ResponseError
 from ..fate import Filter, FilterChange, History, LaneFacts, Span, View, history_of
+from ..security import INSECURE, Security
+from ..security.settings import fields_of
 from ..store import tables
 from ..store.historylines import NAME, read_lines
 from ..wire import beans, bodies, headers
@@ -88,13 +90,21 @@ class BrokerGroups:
     rules: GroupRules = field(default_factory=GroupRules)
     # By group, topic and queue, where there is no history: a span that was concluded.
     standing: Mapping[tuple[str, str, int], tuple[Span, View]] = field(default_factory=dict)
+    filter_servers: tuple[str, ...] | None = None  # beside it; None of a store's files
 
 
-def ask_brokers(nameserver: str, topics: Iterable[str], timeout: float) -> list[BrokerGroups]:
+def ask_brokers(
+    nameserver: str, topics: Iterable[str], timeout: float, security: Security = INSECURE
+) -> list[BrokerGroups]:
     """Return what each broker that has one of the topics knows. Raises Error, TimeoutError."""
 
     async def ask() -> list[BrokerGroups]:
-        config = ClientConfig(timeout=timeout, connect_timeout=timeout, heartbeat_interval=3600.0)
+        config = ClientConfig(
+            **fields_of(security),
+            timeout=timeout,
+            connect_timeout=timeout,
+            heartbeat_interval=3600.0,
+        )
         session = Session("audit", nameserver, config)
         await session.start()
         try:
@@ -145,7 +155,16 @@ async def _ask_broker(
         unknown=unknown,
         rules=rules,
         standing=standing,
+        filter_servers=await _filter_servers(session, address, topics),
     )
+
+
+async def _filter_servers(session: Session, address: str, topics: Iterable[str]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for topic in topics:
+        route = await session.routes.get(topic)
+        found |= dict.fromkeys(route.filter_servers.get(address) or ())
+    return tuple(found)
 
 
 async def _rules(session: Session, address: str) -> GroupRules:
@@ -248,19 +267,23 @@ def read_store(root: str, broker: str = "") -> BrokerGroups:
 
 
 def disagreements(
-    nameserver: str, wanted: Iterable[tuple[str, str]], timeout: float
+    nameserver: str,
+    wanted: Iterable[tuple[str, str]],
+    timeout: float,
+    security: Security = INSECURE,
 ) -> dict[tuple[str, str], str]:
     """Return what members of groups subscribe to that differs now, by group and topic, for a person
     to read. A broker's history tells, or else the members themselves. Raises Error,
     TimeoutError."""
     pairs = list(wanted)
     found: dict[tuple[str, str], str] = {}
-    for broker in ask_brokers(nameserver, sorted({topic for _, topic in pairs}), timeout):
+    topics = sorted({topic for _, topic in pairs})
+    for broker in ask_brokers(nameserver, topics, timeout, security):
         for group, topic in pairs:
             if group in broker.rules.isolated:
                 continue  # a copy goes to members that want it
             if broker.history is None:
-                said = _asked_of_members(nameserver, group, topic, timeout)
+                said = _asked_of_members(nameserver, group, topic, timeout, security)
             else:
                 said = _in_history(broker.history, group, topic)
             if said:
@@ -278,9 +301,13 @@ def _in_history(history: History, group: str, topic: str) -> str:
     return "; ".join(f"{members[0]} to {by}" for by, members in filters.items() if members)
 
 
-def _asked_of_members(nameserver: str, group: str, topic: str, timeout: float) -> str:
+def _asked_of_members(
+    nameserver: str, group: str, topic: str, timeout: float, security: Security
+) -> str:
+    config = ClientConfig(**fields_of(security), timeout=timeout)
+
     async def ask() -> list[str]:
-        async with Admin(nameserver, config=ClientConfig(timeout=timeout)) as admin:
+        async with Admin(nameserver, config=config) as admin:
             try:
                 known = (await admin.group(group)).mismatches
             except Error:  # nobody is there, or a member does not answer

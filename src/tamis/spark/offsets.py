@@ -4,7 +4,7 @@ Pure functions. A position that names no queue knows nothing of it, which is not
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +34,8 @@ class Range(NamedTuple):
 _BESIDE: Final = ""  # no topic is called so
 _SCANNED: Final = "scanned"
 _BEGUN: Final = "begun"
+_LEFT: Final = "left"
+_SOURCE: Final = "source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +44,26 @@ class Positions:
     since it began, to come there. That is more than it delivered if it filters.
 
     Where the first batch ends, `begun` is where it began. Spark records ends only: done again after
-    a crash, that batch would begin where a stream begins by then.
+    a crash, that batch would begin where a stream begins by then. `left` is how many messages lay
+    beyond, where Spark has no other place for it (PySpark 4.1). `source` says where the queues are
+    read and by which filter, as the options do; it is told with the latest position only, which
+    Spark shows in a query's progress and does not keep.
     """
 
     offsets: Mapping[MessageQueue, int]
     scanned: int = 0
     begun: Mapping[MessageQueue, int] | None = None
+    left: int | None = None
+    source: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         beside: dict[str, Any] = {_SCANNED: self.scanned}
         if self.begun is not None:
             beside[_BEGUN] = _to_json(self.begun)
+        if self.left is not None:
+            beside[_LEFT] = self.left
+        if self.source is not None:
+            beside[_SOURCE] = dict(self.source)
         return {**_to_json(self.offsets), _BESIDE: beside}
 
     @classmethod
@@ -60,11 +71,13 @@ class Positions:
         """Raises ConfigError for what `to_json` does not make."""
         try:
             beside = value.get(_BESIDE, {})
-            begun = beside.get(_BEGUN)
+            begun, left, source = (beside.get(name) for name in (_BEGUN, _LEFT, _SOURCE))
             return cls(
                 _from_json(value),
                 int(beside.get(_SCANNED, 0)),
                 None if begun is None else _from_json(begun),
+                None if left is None else int(left),
+                None if source is None else {str(k): str(v) for k, v in source.items()},
             )
         except (AttributeError, TypeError, ValueError):
             raise ConfigError(
@@ -77,6 +90,9 @@ class Positions:
         passed = sum(one.size for one in self.ranges(offsets))
         begun = self.offsets if self.scanned == 0 and passed else None
         return Positions(offsets, self.scanned + passed, begun)
+
+    def with_left(self, left: int) -> "Positions":
+        return replace(self, left=left)
 
     def ranges(self, ends: Mapping[MessageQueue, int]) -> list[Range]:
         """What lies between here and there. A queue that is not known here has nothing yet."""

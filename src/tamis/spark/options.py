@@ -18,11 +18,13 @@ from ..client.config import check_group, check_topic
 from ..errors import ConfigError
 from ..filter import Dialect, parse
 from ..filter.tags import parse_tags
+from ..security import INSECURE, Security
 from ..wire.bodies import MessageQueue
 from . import values
+from .connection import OPTIONS, resolve_connection
 from .schema import ADDED, DEFAULT, TYPES
 
-__all__ = ["EARLIEST", "LATEST", "Options", "Place", "Time"]
+__all__ = ["EARLIEST", "LATEST", "STREAM_ONLY", "Options", "Place", "Time"]
 
 EARLIEST: Final = -2  # as in Kafka's JSON of offsets
 LATEST: Final = -1
@@ -45,6 +47,7 @@ class Options:
     """One of `topics`, `pattern` and `assigned` says what is read; of a directory also none."""
 
     nameserver: str = ""
+    security: Security = INSECURE
     root: str = ""  # of a store; then there is no name server
     broker: str | None = None  # what a store's broker is called in the rows
     topics: tuple[str, ...] = ()
@@ -58,6 +61,7 @@ class Options:
     max_per_trigger: int | None = None
     min_per_trigger: int | None = None
     max_delay: float = 900.0  # seconds the fewer than that wait
+    trigger: Literal["any", "interval"] = "any"  # what the query has: PySpark 4.1 does not tell
     min_partitions: int | None = None
     max_per_partition: int | None = None
     fail_on_data_loss: bool = True
@@ -88,7 +92,11 @@ class Options:
         spelled = {name.lower(): name for name in (_LOG if of_log else _WIRE)}
         values.refuse_unknown(options, spelled)
         made: dict[str, Any] = {}
+        connection: dict[str, Any] = {}
         for name, text in options.items():
+            if (known := spelled[name.lower()]) in OPTIONS:
+                connection[known] = read_option(known, OPTIONS[known], str(text))
+                continue
             attribute, read = _READERS[spelled[name.lower()]]
             try:
                 value = read(str(text))
@@ -99,6 +107,8 @@ class Options:
                     f"option {spelled[name.lower()]}: another option says that already"
                 )
             made[attribute] = value
+        if not of_log:
+            made["nameserver"], made["security"] = resolve_connection(connection)
         path = made.pop("path", "")
         if of_log:
             made["root"] = _absolute(path)
@@ -109,7 +119,7 @@ class Options:
                 made["topics"] = _topics(path)
             except ValueError as error:
                 raise ConfigError(f"load({path!r}): {error}") from None
-        parsed = cls(**made, given=frozenset(made))
+        parsed = cls(**made, given=frozenset({*made, *connection}))
         parsed._check(of_log)
         return parsed
 
@@ -133,8 +143,17 @@ class Options:
         if low is not None and high is not None and low > high:
             raise ConfigError(f"minOffsetsPerTrigger {low} is above maxOffsetsPerTrigger {high}")
 
+    def filter_facts(self) -> dict[str, str]:
+        """What somebody needs to count what will be read: the name server if there is one, and the
+        filter if there is one."""
+        tags = "" if parse_tags(self.tags).matches_all else self.tags or ""
+        facts = {"nameserver": self.nameserver, "tags": tags, "sql": self.sql or ""}
+        if self.sql and self.dialect is not Dialect.V4_9:
+            facts["dialect"] = str(self.dialect)
+        return {name: value for name, value in facts.items() if value}
+
     def for_batch(self) -> "Options":
-        for attribute, name in _STREAM_ONLY.items():
+        for attribute, name in STREAM_ONLY.items():
             if attribute in self.given:
                 raise ConfigError(f"option {name} is for streams: a batch has no triggers")
         if self.start == LATEST:
@@ -152,11 +171,20 @@ class Options:
         return self
 
 
-_STREAM_ONLY: Final = {
+STREAM_ONLY: Final = {
     "max_per_trigger": "maxOffsetsPerTrigger",
     "min_per_trigger": "minOffsetsPerTrigger",
     "max_delay": "maxTriggerDelay",
+    "trigger": "trigger",
 }
+
+
+def read_option(name: str, read: Callable[[str], Any], text: str) -> Any:
+    """Raises ConfigError that does not show a secret."""
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ConfigError(f"option {name}: {error}") from None
 
 
 def _absolute(path: str) -> str:
@@ -302,7 +330,6 @@ def _properties(text: str) -> tuple[tuple[str, str], ...]:
 
 
 _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
-    "nameserver": ("nameserver", values.text),
     "path": ("path", values.text),
     "broker": ("broker", values.text),
     "topic": ("topics", _topics),
@@ -315,6 +342,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "maxOffsetsPerTrigger": ("max_per_trigger", values.number(1)),
     "minOffsetsPerTrigger": ("min_per_trigger", values.number(1)),
     "maxTriggerDelay": ("max_delay", values.kafka_seconds),
+    "trigger": ("trigger", values.choice("any", "interval")),
     "minPartitions": ("min_partitions", values.number(1)),
     "maxRecordsPerPartition": ("max_per_partition", values.number(1)),
     "failOnDataLoss": ("fail_on_data_loss", values.flag),
@@ -335,7 +363,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
 }
 _OF_LOG_ONLY: Final = {"broker"}
 _OF_WIRE_ONLY: Final = {
-    *("nameserver", "groupId", "filterAt", "requestTimeout", "retries", "pullSize"),
+    *("groupId", "filterAt", "requestTimeout", "retries", "pullSize"),
 }
-_WIRE: Final = _READERS.keys() - _OF_LOG_ONLY
+_WIRE: Final = (_READERS.keys() | OPTIONS.keys()) - _OF_LOG_ONLY
 _LOG: Final = _READERS.keys() - _OF_WIRE_ONLY

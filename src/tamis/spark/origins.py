@@ -16,6 +16,7 @@ from ..client.config import SYSTEM_TOPICS, ClientConfig
 from ..client.routes import MASTER
 from ..client.session import Session
 from ..errors import ConfigError, Error, ResponseError, TopicNotFound, Unreachable
+from ..security.settings import fields_of
 from ..wire import beans, headers
 from ..wire.bodies import MessageQueue, TopicStats
 from ..wire.codes import RequestCode
@@ -88,6 +89,7 @@ class Brokers:
     def __init__(self, options: Options) -> None:
         self._options = options
         config = ClientConfig(
+            **fields_of(options.security),
             timeout=options.timeout,
             connect_timeout=options.timeout,
             heartbeat_interval=3600.0,  # it is no member of anything

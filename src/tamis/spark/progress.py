@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .offsets import Positions
+from .offsets import Positions, Range
 
-__all__ = ["Progress", "progress", "reason"]
+__all__ = ["Backlog", "Progress", "backlogs", "progress", "reason"]
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,9 @@ def progress(of_query: Any) -> Progress | None:
     up; None if there is none of them, or nothing yet."""
     if of_query is None:
         return None
-    told = of_query if isinstance(of_query, dict) else json.loads(of_query.json)
     found = [
         one
-        for source in told.get("sources", ())
+        for source in _sources(of_query)
         if (one := _of_source(source)) is not None
     ]  # fmt: skip
     if not found:
@@ -44,6 +43,53 @@ def progress(of_query: Any) -> Progress | None:
     )
 
 
+@dataclass(frozen=True)
+class Backlog:
+    """What one source had before it when a micro-batch was planned."""
+
+    lag: int | None
+    ranges: tuple[Range, ...]  # empty if they are not known
+    source: Mapping[str, str] | None  # where it reads, and by which filter; None if not known
+
+    @property
+    def matching(self) -> int | None:
+        """How many messages of it will be delivered, if that is known without a question."""
+        if self.lag == 0:
+            return 0
+        is_filtered = self.source is None or {"tags", "sql"} & self.source.keys()
+        return None if is_filtered else self.lag
+
+    @property
+    def is_askable(self) -> bool:
+        """Whether there are brokers that may know. Brokers filter by the language of 4.9 only."""
+        source = self.source or {}
+        return "nameserver" in source and "dialect" not in source and bool(self.ranges)
+
+
+def backlogs(of_query: Any) -> list[Backlog]:
+    """Those of all sources of ours, of what `progress` takes."""
+    found = []
+    for source in _sources(of_query):
+        end, latest = _positions(source.get("endOffset")), _positions(source.get("latestOffset"))
+        if end is not None:
+            ranges = () if latest is None else tuple(end.ranges(latest.offsets))
+            facts = None if latest is None else latest.source
+            found.append(Backlog(_lag(end, latest), ranges, facts))
+    return found
+
+
+def _sources(of_query: Any) -> list[dict[str, Any]]:
+    # What PySpark gives is a dict too, but the offsets in that of 4.1 are Python's text, not JSON.
+    told = json.loads(of_query.json) if hasattr(of_query, "json") else of_query
+    return list(told.get("sources", ()))
+
+
+def _lag(end: Positions, latest: Positions | None) -> int | None:
+    if end.left is not None or latest is None:
+        return end.left
+    return sum(one.size for one in end.ranges(latest.offsets))
+
+
 def _of_source(source: Mapping[str, Any]) -> Progress | None:
     end = _positions(source.get("endOffset"))
     if end is None:
@@ -53,7 +99,7 @@ def _of_source(source: Mapping[str, Any]) -> Progress | None:
     return Progress(
         scanned=end.scanned - start.scanned,
         delivered=int(source.get("numInputRows", 0)),
-        lag=None if latest is None else sum(one.size for one in end.ranges(latest.offsets)),
+        lag=_lag(end, latest),
         scanned_in_all=end.scanned,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import InputPartition
 
 from ..client.compression import MAX_BODY_SIZE
+from ..security import INSECURE, Security
 from ..wire.bodies import MessageQueue
 
 __all__ = ["Fetch", "LogRange", "WireRange"]
@@ -33,6 +34,7 @@ class Fetch:
     timeout: float = 10.0
     retries: int = 5
     group: str = "tamis-spark"
+    security: Security = INSECURE
 
 
 @dataclass(frozen=True)

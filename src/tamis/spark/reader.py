@@ -60,6 +60,7 @@ def fetch_of(options: Options) -> Fetch:
         timeout=options.timeout,
         retries=options.retries,
         group=options.group or _READER_GROUP,
+        security=options.security,
     )
 
 
@@ -68,8 +69,8 @@ def checked(rows: StructType, options: Options) -> StructType:
     wanted = row_type(options.columns, options.properties)
     if rows != wanted:
         raise ConfigError(
-            "the schema can't be chosen by .schema(…): leave it out, and say with options columns"
-            " and properties what is wanted"
+            "the schema can't be chosen by .schema(…) or a list of columns: leave it out, and say"
+            " with options columns and properties what is wanted"
         )
     return wanted
 

@@ -16,6 +16,8 @@ from ..client.received import retry_topic
 from ..client.session import Session
 from ..errors import Error, InvalidMessage, TopicNotFound
 from ..message import PropertyName
+from ..security import INSECURE, Security
+from ..security.settings import fields_of
 from ..wire import headers, properties
 from ..wire.bodies import MessageQueue
 from ..wire.codes import Language, RequestCode, ResponseCode
@@ -80,8 +82,13 @@ class Copy:
 class Resender:
     """Sends copies, each once: what is not answered is not sent again. It has a loop of its own."""
 
-    def __init__(self, nameserver: str, timeout: float) -> None:
-        config = ClientConfig(timeout=timeout, connect_timeout=timeout, heartbeat_interval=3600.0)
+    def __init__(self, nameserver: str, timeout: float, security: Security = INSECURE) -> None:
+        config = ClientConfig(
+            **fields_of(security),
+            timeout=timeout,
+            connect_timeout=timeout,
+            heartbeat_interval=3600.0,
+        )
         self._runner = asyncio.Runner()
         self._session = Session("replay", nameserver, config)
         self._queues: dict[str, list[MessageQueue]] = {}  # of retry topics, by group

@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from ..errors import ConfigError
-from . import source
+from . import source, starting
+from ._quiet import tell_errors_once
 from .java import java_home
 
 __all__ = ["session"]
@@ -60,20 +61,26 @@ _LOCAL_FILES: Final = {
 
 
 def session(
-    app_name: str = "tamis", *, master: str | None = None, config: Mapping[str, str] = _NONE
+    app_name: str = "tamis",
+    *,
+    master: str | None = None,
+    config: Mapping[str, str] = _NONE,
+    is_short: bool = False,
 ) -> SparkSession:
     """The session there is, with what can still be set of `config`; else a new one.
 
     Without `master` it is that of `config`, `spark-defaults.conf` or `spark-submit`, else
-    `local[*]`; `sc://host:port` is a Spark Connect server. Raises ConfigError if there is no Java
-    for Spark, or a session of another master.
+    `local[*]`; `sc://host:port` is a Spark Connect server. With `is_short` a new one on this
+    machine is made for a job of seconds: it starts sooner, and is slower over millions of rows.
+    Raises ConfigError if there is no Java for Spark, or a session of another master.
     """
     spark = _active(master, config)
     if spark is None and master is not None and master.startswith("sc://"):
         served = {name: value for name, value in _SETTINGS.items() if name.startswith("spark.sql.")}
         spark = _built(SparkSession.builder.remote(master), {**served, **config})
     elif spark is None:
-        spark = _started(app_name, master, config)
+        spark = _started(app_name, master, config, is_short)
+    tell_errors_once()
     source.register(spark)
     return spark
 
@@ -96,15 +103,20 @@ def _active(master: str | None, config: Mapping[str, str]) -> SparkSession | Non
     return spark
 
 
-def _started(app_name: str, master: str | None, config: Mapping[str, str]) -> SparkSession:
+def _started(
+    app_name: str, master: str | None, config: Mapping[str, str], is_short: bool
+) -> SparkSession:
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # there is a JVM, and it has settings
     if is_submitted:
         SparkContext._ensure_initialized()
     theirs = {**(dict(SparkConf().getAll()) if is_submitted else _defaults()), **config}
     master = master or theirs.get("spark.master") or os.environ.get("MASTER") or "local[*]"
-    settings = {**_ours(master), **theirs, "spark.master": master}
+    settings = {**_ours(master, is_short=is_short), **theirs, "spark.master": master}
     builder = SparkSession.builder.appName(settings.get("spark.app.name", app_name))
-    with _environment(_variables(master, settings)):
+    variables = _variables(master, settings)
+    if "JAVA_HOME" in variables and starting.is_quick(master):  # a new one
+        variables |= starting.fork_variables(variables.values())
+    with _environment(variables):
         return _built(builder, settings)
 
 
@@ -114,25 +126,32 @@ def _built(builder: SparkSession.Builder, config: Mapping[str, str]) -> SparkSes
     return builder.getOrCreate()
 
 
-def _ours(master: str) -> dict[str, str]:
+def _ours(master: str, *, is_short: bool = False) -> dict[str, str]:
     settings = dict(_SETTINGS)
     if is_loopback(master):
         settings |= _LOOPBACK_SETTINGS
     if master.startswith("local"):
         settings |= _LOCAL_SETTINGS
+    if starting.is_quick(master):
+        settings |= starting.local_settings()
         if "HADOOP_CONF_DIR" not in os.environ:
             settings |= _LOCAL_FILES
+    java = starting.java_options(is_short=is_short) if starting.is_quick(master) else []
     if _LOG.is_file() and not any(_conf_directory().glob("log4j2*")):
-        settings["spark.driver.defaultJavaOptions"] = f"-Dlog4j2.configurationFile={_LOG.as_uri()}"
+        java.append(f"-Dlog4j2.configurationFile={_LOG.as_uri()}")
+    if java:
+        settings["spark.driver.defaultJavaOptions"] = " ".join(java)
     return settings
 
 
 def _variables(master: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Of the environment that the JVM is started in."""
-    python = settings.get("spark.pyspark.python", sys.executable)
+    ours = starting.worker_python() if starting.is_quick(master) else sys.executable
+    python = settings.get("spark.pyspark.python", ours)
     variables = {
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", python),
-        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
+        # what Spark's JVM looks for data sources with
+        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", ours),
     }
     if is_loopback(master):
         variables["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", _LOOPBACK)

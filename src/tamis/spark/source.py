@@ -9,11 +9,12 @@ from pyspark.sql import datasource as ds
 from pyspark.sql.types import StructType
 
 from ..errors import ConfigError
-from . import writer
+from . import tables, writer
 from ._quiet import be_quiet
+from .limits import HAS_ADMISSION_CONTROL
 from .options import Options
 from .reader import BatchReader, PushingReader
-from .schema import row_type
+from .single import SingleBatchReader
 from .stream import StreamReader
 
 __all__ = ["RocketMQ", "RocketMQLog", "register"]
@@ -22,11 +23,15 @@ be_quiet()
 
 
 def register(spark: SparkSession) -> None:
-    """Makes both formats known to the session. Not needed where Spark finds them by itself, as it
-    does where Tamis is installed for its driver's Python; can be called twice."""
+    """Makes both formats known to the session, and `sql92`, `sql92_outcome` and `tags` as functions
+    of SQL. For the formats alone it is not needed where Spark finds them by itself, as it does
+    where Tamis is installed for its driver's Python. Can be called twice."""
+    from .sql_functions import register_functions  # loads the engines: not in Spark's workers
+
     for source in (RocketMQ, RocketMQLog):
         if not _is_known(spark, source.name()):
             spark.dataSource.register(source)
+    register_functions(spark)
 
 
 def _is_known(spark: SparkSession, name: str) -> bool:
@@ -40,19 +45,22 @@ def _is_known(spark: SparkSession, name: str) -> bool:
 class _Source(ds.DataSource):
     OF_LOG = False
 
-    def _parsed(self) -> Options:
-        return Options.parse(self.options, of_log=self.OF_LOG)
-
+    @tables.plainly
     def schema(self) -> StructType:
-        options = self._parsed()
-        return row_type(options.columns, options.properties)
+        return tables.row_type_of(self.options, of_log=self.OF_LOG)
 
+    @tables.plainly
     def reader(self, schema: StructType) -> ds.DataSourceReader:
         made = PushingReader if _is_pushing(sys._getframe(1)) else BatchReader
-        return made(self._parsed(), schema)
+        return made(*self._read(schema, is_stream=False))
 
+    @tables.plainly
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
-        return StreamReader(self._parsed(), schema)
+        made = StreamReader if HAS_ADMISSION_CONTROL else SingleBatchReader
+        return made(*self._read(schema, is_stream=True))
+
+    def _read(self, schema: StructType, *, is_stream: bool) -> tuple[Options, StructType]:
+        return tables.table_read(self.options, schema, of_log=self.OF_LOG, is_stream=is_stream)
 
 
 def _is_pushing(frame: FrameType | None) -> bool:
@@ -77,9 +85,11 @@ class RocketMQ(_Source):
     def name(cls) -> str:
         return "rocketmq"
 
+    @tables.plainly
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         return writer.batch_writer(schema, self.options, overwrite)
 
+    @tables.plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
         return writer.stream_writer(schema, self.options, overwrite)
 
@@ -91,8 +101,10 @@ class RocketMQLog(_Source):
     def name(cls) -> str:
         return "rocketmq-log"
 
+    @tables.plainly
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         raise ConfigError('a store\'s files are only read: write to its broker, format("rocketmq")')
 
+    @tables.plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
         raise ConfigError('a store\'s files are only read: write to its broker, format("rocketmq")')

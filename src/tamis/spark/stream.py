@@ -1,7 +1,8 @@
 """Streams: where one is, how far a trigger goes, what is told of it.
 
 Spark may make a reader anew at any call, and plans a batch again after a crash: everything that
-counts is derived from the positions it hands in. What is remembered here saves questions.
+counts is derived from the positions it hands in. What is remembered here saves questions. Before
+PySpark 4.2 it hands in less: `single.py`.
 """
 
 import logging
@@ -12,18 +13,18 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import datasource as ds
-from pyspark.sql.streaming.datasource import (
+from pyspark.sql.types import StructType
+
+from ..errors import ConfigError, DataLoss, Error
+from ..wire.bodies import MessageQueue
+from . import offsets
+from .limits import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
-
-from ..errors import ConfigError, DataLoss, Error
-from ..wire.bodies import MessageQueue
-from . import offsets
 from .offsets import Bounds, Positions, Range
 from .options import LATEST, Options
 from .origins import Origin, open_origin, placed
@@ -177,7 +178,8 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         ends = {queue: end for queue, (_, end) in self._there().items()}
-        return Positions(ends).to_json() if ends else None
+        source = self._options.filter_facts()
+        return Positions(ends, source=source).to_json() if ends else None
 
     def ahead(self, start: dict[str, Any] | None) -> int:
         """How many messages lie beyond `start`, or beyond where it would begin. It only looks: no
@@ -189,7 +191,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
         here, there = Positions.from_json(start), Positions.from_json(end)
-        if there.begun is not None:
+        if there.begun is not None and start != end:  # equal: only told where the query is
             here = replace(here, offsets=there.begun)
         ranges = here.ranges(there.offsets)
         return packed_partitions_of(self._origin, ranges, self._options)

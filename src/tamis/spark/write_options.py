@@ -19,17 +19,27 @@ from pyspark.sql.types import (
 
 from ..client.config import ProducerConfig, check_group, check_topic
 from ..errors import ConfigError
+from ..security import INSECURE, Security
+from ..security.settings import fields_of
 from . import values
+from .connection import OPTIONS, resolve_connection
+from .options import read_option
 from .schema import COLUMNS
 
 __all__ = ["RowKey", "WriteOptions", "check_columns"]
 
+_NO_NAMESERVER: Final = 'option nameserver is missing: "host:port", several with ; between'
+_NO_OPTIONS: Final = (
+    "option nameserver is missing: Spark does not hand over the options of a table when rows are"
+    " written to it, so name them: INSERT INTO name WITH (nameserver 'host:port', topic '…') …"
+)
 RowKey = Literal["auto", "position", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
     nameserver: str
+    security: Security = INSECURE
     topic: str = ""  # of all rows, whatever their column topic says; without it that column is used
     group: str = "tamis-spark"  # brokers know the producers by it
 
@@ -48,11 +58,15 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "WriteOptions":
         """Raises ConfigError."""
-        spelled = {name.lower(): name for name in _READERS}
+        spelled = {name.lower(): name for name in (*_READERS, *OPTIONS)}
         values.refuse_unknown(options, spelled)
         made: dict[str, Any] = {}
+        connection: dict[str, Any] = {}
         for name, text in options.items():
             known = spelled[name.lower()]
+            if known in OPTIONS:
+                connection[known] = read_option(known, OPTIONS[known], str(text))
+                continue
             attribute, read = _READERS[known]
             if attribute is None:
                 continue
@@ -62,8 +76,10 @@ class WriteOptions:
                 made[attribute] = read(str(text))
             except ValueError as error:
                 raise ConfigError(f"option {known}: {error}") from None
-        if "nameserver" not in made:
-            raise ConfigError('option nameserver is missing: "host:port", several with ; between')
+        nameserver, made["security"] = resolve_connection(connection)
+        if not nameserver:
+            raise ConfigError(_NO_NAMESERVER if options else _NO_OPTIONS)
+        made["nameserver"] = nameserver
         parsed = cls(**made)
         parsed.producer()  # checks the ranges of what is its
         return parsed
@@ -72,6 +88,7 @@ class WriteOptions:
         """Tags are sent as they are: rows may have been read from a topic, and one message with an
         odd tag is not to end a job."""
         return ProducerConfig(
+            **fields_of(self.security),
             timeout=self.timeout,
             retries=self.retries,
             max_message_size=self.max_message_size,
@@ -94,7 +111,6 @@ def _job(text: str) -> str:
 
 
 _READERS: Final[dict[str, tuple[str | None, Callable[[str], Any]]]] = {
-    "nameserver": ("nameserver", values.text),
     "topic": ("topic", _topic),
     "path": ("topic", _topic),  # save("orders")
     "producerGroup": ("group", _group),

@@ -2,12 +2,13 @@
 from rows that say where the parts of each message lie.
 """
 
+from ctypes import memmove
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from ..filter.engines.memory import Address, Int, compiled, inlined, load1
+from ..filter.engines.memory import Address, Int, compiled, in_python, inlined, load1
 from ._crc import crc_of
 from ._walk import Rows, int2, int4
 
@@ -66,6 +67,11 @@ def put8(out: npt.NDArray[np.uint8], at: Int, value: Int) -> None:
 def _copy(out: npt.NDArray[np.uint8], at: Int, source: Address, size: Int) -> None:
     for i in range(size):
         out[at + i] = load1(source + i)
+
+
+@in_python(_copy)
+def _copy_in_python(out: npt.NDArray[np.uint8], at: Int, source: Address, size: Int) -> None:
+    memmove(out.ctypes.data + at, source, size)
 
 
 @compiled

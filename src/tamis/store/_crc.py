@@ -7,6 +7,7 @@ record of 300 bytes, and a third of a pull's compiled part less.
 """
 
 from collections.abc import Callable
+from ctypes import string_at
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +18,16 @@ from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..filter.engines.memory import Address, Int, Word, compiled, inlined, load1, load8
+from ..filter.engines.memory import (
+    Address,
+    Int,
+    Word,
+    compiled,
+    in_python,
+    inlined,
+    load1,
+    load8,
+)
 
 __all__ = ["crc_of"]
 
@@ -139,3 +149,8 @@ def crc_of(at: Address, length: Int) -> Int:
         crc = np.uint32(crc >> np.uint32(8)) ^ _CRC[0, (np.int64(crc) ^ load1(at)) & 0xFF]
         at += 1
     return np.int64(crc) ^ 0xFFFFFFFF
+
+
+@in_python(crc_of)
+def _crc_by_zlib(at: Address, length: Int) -> Int:
+    return crc32(string_at(at, length))

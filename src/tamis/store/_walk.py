@@ -4,13 +4,22 @@ A row has where a record and its parts lie, relative to the mapping of its file,
 queues and index are made from. Nothing is copied out of the log.
 """
 
+from ctypes import string_at
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..filter.engines.memory import Address, Int, compiled, inlined, load1, load8
+from ..filter.engines.memory import (
+    Address,
+    Int,
+    compiled,
+    in_python,
+    inlined,
+    load1,
+    load8,
+)
 from ..wire.record import BLANK_MAGIC, MAGIC
 from ._crc import crc_of
 
@@ -172,6 +181,21 @@ def int8(at: Address) -> Int:
 
 _8, _16, _32 = np.uint64(8), np.uint64(16), np.uint64(32)
 _ODD, _ODD_PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+
+
+@in_python(int2)
+def _int2_in_python(at: Address) -> Int:
+    return int.from_bytes(string_at(at, 2), "big", signed=True)
+
+
+@in_python(int4)
+def _int4_in_python(at: Address) -> Int:
+    return int.from_bytes(string_at(at, 4), "big", signed=True)
+
+
+@in_python(int8)
+def _int8_in_python(at: Address) -> Int:
+    return int.from_bytes(string_at(at, 8), "big", signed=True)
 
 
 @compiled

@@ -48,6 +48,11 @@ class RequestCode(IntEnum):
     GET_ALL_CONSUMER_OFFSET = 43
     GET_ALL_DELAY_OFFSET = 45
     CHECK_CLIENT_CONFIG = 46
+    UPDATE_AND_CREATE_ACL_CONFIG = 50
+    DELETE_ACL_CONFIG = 51
+    GET_BROKER_CLUSTER_ACL_INFO = 52
+    UPDATE_GLOBAL_WHITE_ADDRS_CONFIG = 53
+    GET_BROKER_CLUSTER_ACL_CONFIG = 54
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
     DELETE_KV_CONFIG = 102
@@ -112,8 +117,10 @@ class RequestCode(IntEnum):
     GET_GROUP_RULES = 12314  # ours: policies, cut-overs and lanes of groups, as JSON
     SET_GROUP_POLICY = 12315  # ours: what becomes of members that disagree
     GET_MATCHING_LAG = 12312  # ours: exact lag of groups, as JSON
+    COUNT_MATCHES = 12317  # ours: what a filter matches in ranges of queues, as JSON
     GET_FILTER_VERDICTS = 12316  # ours: what filters said lately, as JSON
     JUDGE_RANGE = 12320  # ours: what a filter server's class says of some messages, as JSON
+    REPORT_CODE_LAG = 12321  # ours: a filter server's counts of what waits, as JSON
 
 
 class ResponseCode(IntEnum):
@@ -145,6 +152,9 @@ class ResponseCode(IntEnum):
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
     NO_MESSAGE = 208
+    UPDATE_AND_CREATE_ACL_CONFIG_FAILED = 209
+    DELETE_ACL_CONFIG_FAILED = 210
+    UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
 
 
 class Language(IntEnum):

@@ -3,6 +3,8 @@
 A class is a header: its fields are RocketMQ's `CommandCustomHeader`s under our names, which are
 theirs in snake_case unless `Wire` says otherwise. A default means that the field may be missing.
 Scalars travel as text; clients write booleans in several ways, of which `true` alone is true.
+
+It is one long module because it is a list: one class for each request, without logic.
 """
 
 from dataclasses import dataclass
@@ -546,6 +548,18 @@ class GetMatchingLag(Header):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountMatches(Header):
+    """Count by a filter that need not be any group's. The body is JSON, a list of
+    `[queue, begin, end]`."""
+
+    CODE: ClassVar = RequestCode.COUNT_MATCHES
+    topic: str
+    expression: str
+    expression_type: str | None = None  # TAG or SQL92
+    timeout_millis: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRange(Header):
     """Messages from `begin` up to `end`; as many of them as are judged by then."""
 
@@ -557,7 +571,15 @@ class JudgeRange(Header):
     end: int
     class_name: Annotated[str | None, Wire("class")] = None
     timeout_millis: int | None = None
-    outcomes: bool = False
+    outcomes: bool = False  # list messages that matched or failed
+    bitmaps: bool = False  # say which matched or failed by a bit for each message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportCodeLag(Header):
+    """All of it is in the body."""
+
+    CODE: ClassVar = RequestCode.REPORT_CODE_LAG
 
 
 # Ours: rules of groups.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
+from ...acl import Access
 from ...errors import InvalidFilter, ResponseError
 from ...net.longwork import LongWork, Steps, in_order, stepwise
 from ...net.server import Answer, Request
@@ -67,10 +68,15 @@ def heartbeat(
     header: None,
     request: Request,
     now: Callable[[], float] = time.monotonic,
+    access: Access | None = None,
 ) -> Steps[Answer]:
     """A client says what it is. Its group and the group's retry topic are made if need be."""
     data = yield from decode_steps(Heartbeat, request, "no heartbeat")
     _check_size(settings, data)
+    if access is not None:
+        why = access.check_heartbeat(request.peer, request.command, data)
+        if why is not None:
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, why)
     command, peer = request.command, request.peer
 
     def member() -> Member:

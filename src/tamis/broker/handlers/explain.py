@@ -149,6 +149,7 @@ class Explainer:
             bitmap_bit=_bitmap_bit(message, filter_data),
             has_offsets=bool(self.offsets.topics(name)),
             has_retry_topic=retry_topic(name) in self.topics,
+            unknown=_unknown(message, self.topics, name),
         )
 
     def copies(self, message: StoredMessage, groups: list[str]) -> Steps[dict[str, RetryFacts]]:
@@ -206,6 +207,15 @@ class Explainer:
         queue = self.store.find_queue(DELAY_TOPIC, copy.queue_id)
         units = queue.units(copy.queue_offset, 1) if queue is not None else ()
         return int(units["code"][0]) if len(units) else None  # type: ignore[call-overload]
+
+
+def _unknown(message: MessageFacts, topics: Topics, group: str) -> tuple[str, ...]:
+    properties = message.properties
+    if properties is None or PropertyName.UNIQUE_KEY in properties:
+        return ()
+    if retry_topic(group) not in topics and dead_letter_topic(group) not in topics:
+        return ()
+    return ("Whether it was sent back: it has no unique key to find copies by.",)
 
 
 def _bitmap_bit(message: MessageFacts, data: FilterData | None) -> bool | None:

@@ -253,6 +253,9 @@ class FilterServers:
         if known is None:
             self.on_change()
 
+    def knows(self, peer: Peer) -> bool:
+        return peer in self._servers
+
     def drop(self, peer: Peer) -> None:
         """Its connection is gone."""
         known = self._servers.pop(peer, None)

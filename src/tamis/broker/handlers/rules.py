@@ -69,7 +69,8 @@ def set_policy(parts: Deciding, header: SetGroupPolicy, request: Request) -> Ans
 def get_rules(parts: Deciding, header: GetGroupRules, request: Request) -> Steps[Answer]:
     """Answer with the rules of one group, or of all groups that have some."""
     rules = parts.conflicts.rules
-    names = [header.group] if header.group else sorted(rules.policies.keys() | rules.divisions)
+    known = rules.policies.keys() | rules.divisions.keys() | parts.conflicts.refused.keys()
+    names = [header.group] if header.group else sorted(known)
     default = parts.conflicts.default_policy
     made = {"broker": parts.broker, "policy": default, "hold_seconds": parts.conflicts.hold}
     groups, size = list[bytes](), 0

@@ -105,7 +105,7 @@ def _read_integer_slowly(address: Address, length: Int, largest: Word) -> tuple[
         if value > largest:
             return False, np.int64(0)
         at += size
-    return True, -np.int64(value) if negative else np.int64(value)
+    return True, np.int64(np.uint64(0) - value) if negative else np.int64(value)
 
 
 @compiled

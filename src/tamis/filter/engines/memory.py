@@ -3,7 +3,7 @@
 numba has no unaligned word load and no way to ask "where are the separators in these 64 bytes", so
 these few intrinsics emit LLVM directly. Nothing here checks bounds: each caller compares with the
 end of its buffer first. `compiled` is numba's decorator with a type; code is cached on disk, so a
-machine compiles once.
+machine compiles once, and `tiers` says what runs until then.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,16 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
+from .plain import in_python
+from .tiers import watch
+
 __all__ = [
     "Address",
     "Int",
     "Word",
     "compiled",
     "find64",
+    "in_python",
     "inlined",
     "load1",
     "load8",
@@ -37,14 +41,14 @@ Word = Any  # unsigned: eight bytes of text, or 64 flags
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    result: Callable[P, R] = njit(cache=True, nogil=True, error_model="numpy")(function)
+    result: Callable[P, R] = watch(njit(cache=True, nogil=True, error_model="numpy")(function))
     return result
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """As `compiled`, for what is too hot to be called: it becomes part of its caller."""
-    result: Callable[P, R] = njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(
-        function
+    result: Callable[P, R] = watch(
+        njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function)
     )
     return result
 

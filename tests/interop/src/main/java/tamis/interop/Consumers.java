@@ -19,6 +19,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -50,7 +51,8 @@ final class Consumers {
 
     Object startPush(JSONObject request) throws MQClientException {
         String name = request.getString("client");
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            request.getString("group"), Settings.hook(request), new AllocateMessageQueueAveragely());
         Settings.hasten(consumer, request);
         Settings.set(consumer, "setMessageModel", request.getBooleanValue("broadcast") ? "BROADCASTING" : "CLUSTERING");
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(request.getString("from")));
@@ -146,7 +148,7 @@ final class Consumers {
     // lite pull
 
     Object startLite(JSONObject request) throws MQClientException {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(request.getString("group"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(request.getString("group"), Settings.hook(request));
         Settings.hasten(consumer, request);
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(request.getString("from")));
         consumer.setAutoCommit(request.getBooleanValue("auto_commit"));
@@ -208,7 +210,7 @@ final class Consumers {
     // pull
 
     Object startPull(JSONObject request) throws MQClientException {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(request.getString("group"));
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(request.getString("group"), Settings.hook(request));
         Settings.hasten(consumer, request);
         consumer.setBrokerSuspendMaxTimeMillis(1000);
         consumer.start();

@@ -32,12 +32,12 @@ final class Producers {
         String name = request.getString("client");
         DefaultMQProducer producer;
         if (request.getBooleanValue("transactional")) {
-            TransactionMQProducer transactional = new TransactionMQProducer(request.getString("group"));
+            TransactionMQProducer transactional = new TransactionMQProducer(request.getString("group"), Settings.hook(request));
             checks.put(name, new Inbox());
             transactional.setTransactionListener(new Decisions(checks.get(name)));
             producer = transactional;
         } else {
-            producer = new DefaultMQProducer(request.getString("group"));
+            producer = new DefaultMQProducer(request.getString("group"), Settings.hook(request));
         }
         Settings.hasten(producer, request);
         producer.setSendMsgTimeout(request.getIntValue("timeout"));
@@ -117,6 +117,7 @@ final class Producers {
         try {
             return attempt.run();
         } catch (Exception e) {
+            e.printStackTrace();  // the client wraps the broker's reason
             return Rows.of(e);
         }
     }

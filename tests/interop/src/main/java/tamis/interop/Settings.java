@@ -3,7 +3,10 @@ package tamis.interop;
 import com.alibaba.fastjson.JSONObject;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.ClientConfig;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** Settings that all the driver's clients share. */
 final class Settings {
@@ -21,6 +24,12 @@ final class Settings {
         client.setPersistConsumerOffsetInterval(500);
         client.setPullTimeDelayMillsWhenException(200);
         client.setVipChannelEnabled(request.getBooleanValue("vip"));
+    }
+
+    /** Signs what a client asks, if it has a key. */
+    static RPCHook hook(JSONObject request) {
+        String key = request.getString("access_key");
+        return key == null ? null : new AclClientRPCHook(new SessionCredentials(key, request.getString("secret_key")));
     }
 
     /** For an enumeration whose package differs between the lines. */
