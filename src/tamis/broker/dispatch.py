@@ -107,7 +107,9 @@ def routes(b: "Broker") -> Mapping[int, Route]:
         code.CONSUMER_SEND_MSG_BACK: Route(h.SendMessageBack, b.sender.send_back),
         code.QUERY_CONSUMER_OFFSET: Route(
             h.QueryConsumerOffset,
-            current(partial(clients.query_offset, b.offsets, b.store, b.conflicts)),
+            current(
+                partial(clients.query_offset, b.offsets, b.store, b.conflicts, b.puller.takeovers)
+            ),
         ),
         code.UPDATE_CONSUMER_OFFSET: Route(
             h.UpdateConsumerOffset,

@@ -5,6 +5,10 @@ here while the new owner pulls it too. RocketMQ answers both: the former owner's
 messages away, for the queue is not its own any more. Here such a pull is left to its timeout, so
 that no message is given to somebody who does not want it, nor recorded as given.
 
+A member that asks where to begin in a queue (QUERY_CONSUMER_OFFSET) has been assigned it: clients
+ask during a rebalance, before their first pull. That pull may come late on a busy machine, so the
+question counts as much as the pull.
+
 Only push consumers that share queues are meant. Others may well read one queue together.
 """
 
@@ -17,7 +21,7 @@ __all__ = ["Takeovers"]
 
 
 class HeldPull(Protocol):
-    """`successor`: who pulled the queue later, if somebody did."""
+    """`successor`: the member that claimed the queue later, if any did."""
 
     successor: Peer | None
 
@@ -36,8 +40,8 @@ class Takeovers:
         if group in self._consumers.groups:
             self._held.setdefault(group, {})[*queue, lane] = pull
 
-    def pulled(self, group: str, queue: tuple[str, int], lane: str, peer: Peer) -> None:
-        """Somebody pulls a queue."""
+    def claimed(self, group: str, queue: tuple[str, int], lane: str, peer: Peer) -> None:
+        """Note that a client pulls a queue, or asks where to begin in it."""
         known = self._held.get(group)
         if known is None:
             return

@@ -33,6 +33,7 @@ from ..history import Recorder
 from ..members import ConsumerGroup, Consumers, Member, Producers
 from ..offsets import Offsets
 from ..quotas import MOST_NAME
+from ..takeovers import Takeovers
 from ..topics import Topics, retry_topic
 from .bodies import decode_steps
 
@@ -308,15 +309,17 @@ def query_offset(
     offsets: Offsets,
     store: Store,
     conflicts: Conflicts,
+    takeovers: Takeovers,
     header: QueryConsumerOffset,
     request: Request,
 ) -> Answer:
     """Without one a new group begins at the start, if the queue still has its start and that is
     not far behind; else the client decides where."""
+    asked = (header.topic, header.queue_id)
+    takeovers.claimed(header.consumer_group, asked, "", request.peer)
     found = offsets.get(header.consumer_group, header.topic, header.queue_id)
     if conflicts.is_needed:
-        queue_of_lane = (header.topic, header.queue_id)
-        own = conflicts.offset(header.consumer_group, request.peer, queue_of_lane)
+        own = conflicts.offset(header.consumer_group, request.peer, asked)
         found = own if own is not None else found
     if found is not None and found >= 0:
         return Answer(OffsetResponse(offset=found))

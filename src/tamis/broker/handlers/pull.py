@@ -142,7 +142,7 @@ class Puller:
         topic = self.check(header, request)
         wanted, source = self.find_filter(header, request)
         pull = Pull(self, header, request, wanted, source)
-        self.takeovers.pulled(header.consumer_group, pull.queue, pull.lane, request.peer)
+        self.takeovers.claimed(header.consumer_group, pull.queue, pull.lane, request.peer)
         answer = pull.first()
         if header.sys_flag & _COMMIT_OFFSET and not self._is_committed_by_lane(
             header, request, source
