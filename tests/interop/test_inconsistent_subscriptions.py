@@ -96,9 +96,9 @@ def test_our_broker_explains_exactly_the_lost_ones_as_lost(
             if message not in outcome.sent and message.tag == "TagB"
         ]
 
-    # The pause is twice as long as pulls are held here. Without it a, who lost half of its queues, may
-    # be given a message there by a pull that came after b had asked where to begin; whether it was
-    # consumed nobody could tell from outside, so its fate would be UNKNOWN.
+    # The pause is twice as long as pulls are held here. Without it a, who lost half of its queues,
+    # may be given a message there by a pull that came after b had asked where to begin; nobody
+    # could tell from outside whether it was consumed, so its fate would be UNKNOWN.
     disagreement.race(losing_cluster, java, tmp_path, winner=winner, pause=1.0, check=check)
 
 
